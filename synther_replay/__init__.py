@@ -1,0 +1,30 @@
+"""Synthetic experience replay: a diffusion model that turns a small replay buffer into a large one."""
+
+from synther_replay.buffer import RefreshReport, SyntheticReplayBuffer
+from synther_replay.config import GeneratorConfig
+from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
+from synther_replay.generator import DiffusionGenerator, FitReport
+from synther_replay.protocols import Generator, RealBuffer
+from synther_replay.ring import RingBuffer
+from synther_replay.schedule import RetrainSchedule
+from synther_replay.transitions import Transitions, TransitionSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "DiffusionGenerator",
+    "DivergedError",
+    "FitReport",
+    "GenerationError",
+    "Generator",
+    "GeneratorConfig",
+    "NotFittedError",
+    "RealBuffer",
+    "RefreshReport",
+    "RetrainSchedule",
+    "RingBuffer",
+    "SyntheticReplayBuffer",
+    "TransitionSpec",
+    "Transitions",
+]

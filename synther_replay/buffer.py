@@ -1,0 +1,262 @@
+"""SyntheticReplayBuffer: a real replay buffer, a generator that is refitted to it, and batches of both."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.errors import CheckpointError, DivergedError, GenerationError
+from synther_replay.indices import IndexStream
+from synther_replay.mixing import check_real_ratio, split_batch
+from synther_replay.protocols import Generator, RealBuffer, Stateful
+from synther_replay.schedule import RetrainSchedule
+from synther_replay.store import SyntheticStore
+from synther_replay.transitions import Transitions, TransitionSpec
+
+KIND = "synthetic replay buffer"
+logger = logging.getLogger(__name__)
+
+# Shuffles are made for this many batches at a time.
+_SHUFFLES_AHEAD = 64
+# What may go wrong in a refit while the agent can go on with the rows it has.
+_RECOVERABLE = (DivergedError, GenerationError, torch.OutOfMemoryError, MemoryError)
+
+
+@dataclass(frozen=True)
+class RefreshReport:
+    """What a refresh did.
+
+    Attributes:
+        fit: What the generator's `fit` returned.
+        rows: Rows generated.
+        steps: Environment steps at that time.
+        fit_seconds: Time to fit.
+        sample_seconds: Time to generate and store.
+    """
+
+    fit: Any
+    rows: int
+    steps: int
+    fit_seconds: float
+    sample_seconds: float
+
+
+class SyntheticReplayBuffer:
+    """Wraps any real buffer and mixes generated transitions into its batches.
+
+    The loop around it is that of any replay buffer::
+
+        buffer = SyntheticReplayBuffer(RingBuffer(spec, 1_000_000), DiffusionGenerator(spec))
+        while training:
+            buffer.add(observation, action, reward, next_observation, terminated)
+            batch = buffer.sample(256)     # refits the generator first when the schedule says so
+
+    Args:
+        real: Holds the real transitions; `RingBuffer`, or anything with the methods of `RealBuffer`.
+        generator: `DiffusionGenerator`, or anything with `fit` and `sample`.
+        spec: Layout of the transitions; None takes that of the generator or the real buffer.
+        real_ratio: Share of each batch that is real; 1 is plain replay.
+        capacity: Most synthetic rows to hold.
+        schedule: When to refit and how many rows to generate; None as fits the generator's device.
+        device: Where synthetic rows and batches live; None takes that of the generator.
+        seed: Of the sampling order.
+    """
+
+    def __init__(
+        self,
+        real: RealBuffer,
+        generator: Generator,
+        *,
+        spec: TransitionSpec | None = None,
+        real_ratio: float = 0.5,
+        capacity: int = 1_000_000,
+        schedule: RetrainSchedule | None = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Check the parts and start with an empty store."""
+        for name, part, protocol in (("real", real, RealBuffer), ("generator", generator, Generator)):
+            if not isinstance(part, protocol):
+                raise TypeError(f"{name}: expected the methods of {protocol.__name__}, got {type(part).__name__}")
+        spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
+        if not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: neither part has one, give it (got {spec!r})")
+        if device is None:
+            device = getattr(generator, "device", "cpu")
+        self.real, self.generator, self.spec = real, generator, spec
+        self.real_ratio = check_real_ratio(real_ratio)
+        self.store = SyntheticStore(spec, capacity, torch.device(device), seed=seed)
+        if schedule is None:
+            schedule = RetrainSchedule.fast() if self.device.type == "cuda" else RetrainSchedule.tiny()
+        self.schedule = schedule
+        self.steps = len(real)  # environment steps so far
+        self.refreshes = 0
+        self.last_refresh: RefreshReport | None = None
+        self._last_attempt: int | None = None
+        self._shuffle_keys = IndexStream(seed + 1, self.device)
+        self._shuffles = torch.empty(0, 0, dtype=torch.long, device=self.device)
+        self._cursor = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where synthetic rows and batches live."""
+        return self.store.device
+
+    def __len__(self) -> int:
+        """Number of real transitions."""
+        return len(self.real)
+
+    def __repr__(self) -> str:
+        """Sizes and ratio."""
+        return (
+            f"SyntheticReplayBuffer({len(self.real)} real, {len(self.store)} synthetic, "
+            f"real_ratio={self.real_ratio}, refreshes={self.refreshes})"
+        )
+
+    def add(self, *fields: Any) -> None:
+        """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
+        if len(fields) == 1 and isinstance(fields[0], Transitions):
+            transitions = fields[0]
+        elif len(fields) == 5:
+            transitions = Transitions.from_arrays(self.spec, *fields)
+        else:
+            raise TypeError(f"add: expected Transitions or five fields, got {len(fields)} arguments")
+        self.real.add(transitions)
+        self.steps += transitions.rows[..., 0].numel()
+
+    def sample(self, batch_size: int) -> Transitions:
+        """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refresh if one is due."""
+        self.refresh_if_due()
+        real, synthetic = split_batch(batch_size, self.real_ratio, synthetic_available=len(self.store) > 0)
+        if real and not len(self.real):
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+        if not synthetic:
+            return self.real.sample(batch_size)
+        # Real rows overwrite synthetic ones at random places: cheaper than joining and shuffling.
+        rows = self.store.sample(batch_size)
+        if real:
+            rows.index_copy_(0, self._shuffle(batch_size)[:real], self.real.sample(real).rows.to(self.device))
+        return Transitions(self.spec, rows)
+
+    def refresh_if_due(self) -> RefreshReport | None:
+        """Refresh if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
+        enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
+        if self.real_ratio < 1.0 and enough and self.schedule.is_due(self.steps, self._last_attempt):
+            return self.refresh()
+        return None
+
+    def refresh(self) -> RefreshReport | None:
+        """Refit the generator to the real transitions and replace the synthetic ones in one step.
+
+        A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; an interrupt is
+        passed on. In every case of failure generator and store are as before.
+        """
+        self._last_attempt = self.steps
+        before = self.generator.state_dict() if isinstance(self.generator, Stateful) else None
+        try:
+            begun = time.monotonic()
+            fit = self.generator.fit(self.real.transitions())
+            fitted = time.monotonic()
+            fresh = self.generator.sample(min(self.schedule.rows, self.store.capacity))
+            self.store.replace(fresh)
+        except BaseException as error:
+            if before is not None and isinstance(self.generator, Stateful):
+                self.generator.load_state_dict(before)
+            kept = f"keeping the previous model and {len(self.store)} synthetic rows"
+            if not isinstance(error, _RECOVERABLE):
+                logger.warning("refresh interrupted by %s: %s", type(error).__name__, kept)
+                raise
+            warnings.warn(f"refresh failed, {kept}: {error}", RuntimeWarning, stacklevel=2)
+            return None
+        self.refreshes += 1
+        ended = time.monotonic()
+        self.last_refresh = RefreshReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
+        logger.info("refresh %d at step %d: %s", self.refreshes, self.steps, self.last_refresh)
+        return self.last_refresh
+
+    def to(self, device: torch.device | str) -> SyntheticReplayBuffer:
+        """Move synthetic rows and batches to another device, and the generator where it can move."""
+        self.store.to(torch.device(device))
+        self._shuffle_keys.to(self.device)
+        self._shuffles = self._shuffles.to(self.device)
+        if hasattr(self.generator, "to"):
+            self.generator.to(self.device)
+        return self
+
+    def save(self, path: str | os.PathLike[str], *, include_real: bool = True) -> None:
+        """Write real rows, generator, store, schedule and random state to one file; see `checkpoint`.
+
+        Args:
+            path: The file.
+            include_real: False leaves the real buffer out, for those that are saved by their own means.
+        """
+        save_checkpoint(path, KIND, self.state_dict(include_real=include_real))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Continue exactly where a saved buffer stopped, on any device.
+
+        Raises:
+            CheckpointError: The file is damaged, foreign, newer, or of other spaces or sizes; nothing is changed.
+        """
+        self.load_state_dict(load_checkpoint(path, KIND))
+
+    def state_dict(self, *, include_real: bool = True) -> dict[str, Any]:
+        """A copy of everything that the next calls depend on."""
+        return {
+            "spec": self.spec.to_json(),
+            "real": _stateful(self.real, "real").state_dict() if include_real else None,
+            "generator": _stateful(self.generator, "generator").state_dict(),
+            "store": self.store.state_dict(),
+            "real_ratio": self.real_ratio,
+            "schedule": vars(self.schedule),
+            "steps": self.steps,
+            "refreshes": self.refreshes,
+            "last_attempt": self._last_attempt,
+            "shuffle_keys": self._shuffle_keys.state_dict(),
+            "shuffles": self._shuffles[self._cursor :].clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
+        if state["spec"] != self.spec.to_json():
+            raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
+        parts = [("generator", _stateful(self.generator, "generator")), ("store", self.store)]
+        if state["real"] is not None:
+            parts.append(("real", _stateful(self.real, "real")))
+        undo = [(part, part.state_dict()) for _, part in parts]
+        try:
+            for name, part in parts:
+                part.load_state_dict(state[name])
+            schedule = RetrainSchedule(**state["schedule"])
+            self._shuffle_keys.load_state_dict(state["shuffle_keys"])
+        except BaseException:
+            for part, before in undo:
+                part.load_state_dict(before)
+            raise
+        self.schedule, self.real_ratio = schedule, check_real_ratio(state["real_ratio"])
+        self.steps, self.refreshes, self._last_attempt = state["steps"], state["refreshes"], state["last_attempt"]
+        self._shuffles, self._cursor = state["shuffles"].to(self.device), 0
+
+    def _shuffle(self, n: int) -> torch.Tensor:
+        """A random permutation of n places."""
+        if self._cursor >= len(self._shuffles) or self._shuffles.shape[1] != n:
+            keys = self._shuffle_keys.draw(_SHUFFLES_AHEAD * n, 2**40).view(_SHUFFLES_AHEAD, n)
+            self._shuffles, self._cursor = keys.argsort(dim=1, stable=True), 0
+        self._cursor += 1
+        return self._shuffles[self._cursor - 1]
+
+
+def _stateful(part: object, name: str) -> Stateful:
+    if not isinstance(part, Stateful):
+        raise TypeError(
+            f"{name}: {type(part).__name__} has no state_dict and load_state_dict, so it cannot be saved"
+            + ("; use include_real=False and save it by its own means" if name == "real" else "")
+        )
+    return part

@@ -1,0 +1,172 @@
+"""Transitions <-> the flat, normalised codes that the generator models.
+
+Per column of a row:
+
+* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not);
+* a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
+  2022): values without an order stay apart, and few codes are needed for many values;
+* ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 on the way back.
+
+Codes that are the same in all rows are written back exactly as they were. Statistics are per model of a stack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from synther_replay.spaces import Leaf
+from synther_replay.transitions import TransitionSpec
+
+# Statistics ignore, and training never sees, what lies further than this many times the span of the central 99.8 %
+# outside it: one absurd value would otherwise squeeze all others of its column into nothing.
+_OUTLIER_SPANS = 3.0
+_CENTRAL = 0.001
+# Quantiles of this many evenly spaced rows are good enough for that, and sorting them is fast on any device.
+_QUANTILE_ROWS = 20_000
+
+
+class TransitionCodec:
+    """Encodes rows for a stack of M models and decodes what they generate.
+
+    Args:
+        spec: Layout of the rows.
+        normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
+    """
+
+    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True) -> None:
+        """Lay out the codes; `fit` finds the statistics."""
+        self.spec = spec
+        self.normalise_rewards = normalise_rewards
+        plain: list[int] = []
+        ordinal: list[bool] = []
+        categories: list[tuple[int, float, float]] = []  # column, lowest value, highest value
+        column = 0
+        reward = Leaf((), (1,), torch.float32, "real", np.array([-np.inf]), np.array([np.inf]))
+        for leaf in (*spec.observation_leaves, *spec.action_leaves, reward, *spec.observation_leaves):
+            for low, high in zip(leaf.low, leaf.high, strict=True):
+                if leaf.kind == "category":
+                    categories.append((column, low, high))
+                else:
+                    plain.append(column)
+                    ordinal.append(leaf.kind == "ordinal")
+                column += 1
+        self._plain = torch.tensor(plain, dtype=torch.long)
+        self._ordinal = torch.tensor(ordinal)
+        self._low, self._high = _column_bounds(spec)
+        self._category_columns = torch.tensor([c for c, _, _ in categories], dtype=torch.long)
+        self._category_low = torch.tensor([low for _, low, _ in categories], dtype=torch.float32)
+        self._category_high = torch.tensor([high for _, _, high in categories], dtype=torch.float32)
+        digits = [(int(high - low)).bit_length() for _, low, high in categories]
+        self._digit_owner = torch.tensor([k for k, n in enumerate(digits) for _ in range(n)], dtype=torch.long)
+        self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32)
+        self.code_dim = len(plain) + len(self._digit_value) + 1
+        self.statistics: dict[str, Tensor] = {}
+
+    def fit(self, rows: Tensor) -> None:
+        """Find the statistics of rows ``(M, n, dim)``; all of them must be finite."""
+        self._move_to(rows.device)
+        x = rows[..., self._plain]
+        low, high = _plausible_range(x)
+        mean, scale = _mean_and_scale(x, low, high)
+        if not self.normalise_rewards:
+            reward = self._plain == self.spec.rewards.start
+            mean[..., reward], scale[..., reward] = 0.0, 1.0
+            low[..., reward], high[..., reward] = -torch.inf, torch.inf
+        observed = rows.amin(1, keepdim=True)[..., self._plain], rows.amax(1, keepdim=True)[..., self._plain]
+        self.statistics = {"mean": mean, "scale": scale, "low": low, "high": high}
+        # Simulators do leave the bounds that their observation space declares; actions may not.
+        is_action = (self._plain >= self.spec.actions.start) & (self._plain < self.spec.actions.stop)
+        bounds = self._low[self._plain], self._high[self._plain]
+        self.statistics["clip_low"] = torch.where(is_action, bounds[0], torch.minimum(bounds[0], observed[0]))
+        self.statistics["clip_high"] = torch.where(is_action, bounds[1], torch.maximum(bounds[1], observed[1]))
+        codes = self.encode(rows)
+        least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
+        self.statistics["constant"] = torch.where(least == most, least, torch.nan)
+
+    def encode(self, rows: Tensor) -> Tensor:
+        """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
+        s = self.statistics
+        plain = (rows[..., self._plain].clamp(s["low"], s["high"]) - s["mean"]) / s["scale"]
+        values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
+        digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
+        return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
+
+    def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes ``(M, n, code_dim)`` to rows ``(M, n, dim)``, and which of them are valid, bool ``(M, n)``.
+
+        A row is not valid when a code is not finite, or a discrete value does not exist.
+        """
+        s = self.statistics
+        constant = s["constant"]
+        codes = torch.where(constant.isnan(), codes, constant)
+        plain_end, digits_end = len(self._plain), self.code_dim - 1
+        rows = codes.new_empty((*codes.shape[:-1], self.spec.dim))
+        plain = codes[..., :plain_end] * s["scale"] + s["mean"]
+        plain = torch.where(self._ordinal, plain.round(), plain)
+        valid = torch.isfinite(codes).all(-1) & torch.isfinite(plain).all(-1)
+        rows[..., self._plain] = plain.clamp(s["clip_low"], s["clip_high"])
+        if len(self._category_columns):
+            digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
+            values = self._category_low.expand(*codes.shape[:-1], -1).clone()
+            values.index_add_(-1, self._digit_owner, digits)
+            valid &= (values <= self._category_high).all(-1)
+            rows[..., self._category_columns] = values
+        rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
+        return rows, valid
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the statistics."""
+        return {name: tensor.clone() for name, tensor in self.statistics.items()}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over the statistics of `state_dict`."""
+        self.statistics = {name: tensor.to(device) for name, tensor in state.items()}
+        self._move_to(device)
+
+    def _move_to(self, device: torch.device) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+
+
+def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value of each column, in float32, never wider than the space's own bounds."""
+    low, high = np.full(spec.dim, -np.inf), np.full(spec.dim, np.inf)
+    for columns, leaves in (
+        (spec.observations, spec.observation_leaves),
+        (spec.actions, spec.action_leaves),
+        (spec.next_observations, spec.observation_leaves),
+    ):
+        low[columns] = np.concatenate([leaf.low for leaf in leaves])
+        high[columns] = np.concatenate([leaf.high for leaf in leaves])
+    low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
+    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
+    return torch.from_numpy(low32), torch.from_numpy(high32)
+
+
+def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Range beyond which a value counts as an outlier of its column, ``(M, 1, columns)`` each."""
+    some = x[:, :: max(1, x.shape[1] // _QUANTILE_ROWS)].double().sort(dim=1).values
+    last = some.shape[1] - 1
+    margin = int(last * _CENTRAL)
+    low, high = some[:, margin : margin + 1], some[:, last - margin : last - margin + 1]
+    span = (high - low) * _OUTLIER_SPANS
+    # A column that is almost always the same (a sparse reward) has no span; its rare values are the point of it.
+    span = torch.where(span > 0, span, torch.inf)
+    return (low - span).float(), (high + span).float()
+
+
+def _mean_and_scale(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per column, ``(M, 1, columns)``; exact value and 1 for constant columns."""
+    clamped = x.clamp(low, high).double()
+    scale, mean = torch.std_mean(clamped, dim=1, keepdim=True, correction=0)
+    constant = x.amin(1, keepdim=True) == x.amax(1, keepdim=True)
+    mean = torch.where(constant, x[:, :1].double(), mean)
+    # The floor keeps a column of denormal numbers from overflowing when it is divided by its scale.
+    scale = torch.where(constant, 1.0, scale).clamp(min=1e-30)
+    return mean.float(), scale.float()

@@ -1,0 +1,158 @@
+"""All settings of the diffusion generator, with presets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from synther_replay.diffusion.generation import SOLVERS, SamplerSettings
+from synther_replay.diffusion.network import NetworkShape
+
+# The paper trains on larger batches where there is as much data as this.
+_LARGE_DATA_ROWS = 800_000
+_PRECISIONS = ("auto", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Settings of `DiffusionGenerator`; the defaults are those of `fast`.
+
+    >>> GeneratorConfig.fast(sampling_steps=32).sampling_steps
+    32
+    """
+
+    # -- network
+    width: int = 1024  # units of a hidden layer, a multiple of 8
+    depth: int = 6  # residual blocks
+    embedding: int = 128  # units in which the row and its noise level meet, a multiple of 8
+    fourier: int = 16  # random Fourier features of the noise level, even
+
+    # -- training
+    steps: int = 10_000  # gradient steps of a fit from scratch
+    refresh_steps: int = 2_000  # gradient steps of a later fit when it starts from the last model
+    warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
+    batch_size: int = 256
+    large_batch_size: int = 1024  # batch size from 800K rows on
+    learning_rate: float = 3e-4  # annealed to zero by a cosine in every fit
+    betas: tuple[float, float] = (0.9, 0.99)  # Adam's
+    gradient_clip: float = 1.0  # largest gradient norm
+    average_decay: float = 0.995  # of the moving average of the weights, per update
+    average_every: int = 10  # steps between its updates
+    held_out: float = 0.05  # share of the rows kept out of training to measure the loss on; 0: none
+    evaluate_every: int = 500  # steps between two measurements of it
+    patience: int | None = 4  # stop after this many measurements without improvement; None: never
+    max_seconds: float | None = None  # stop a fit after this long, annealed in time; None: no limit
+
+    # -- data
+    normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
+
+    # -- sampling
+    solver: str = "dpm_solver_2m"  # or "heun", the paper's
+    sampling_steps: int = 18
+    sigma_min: float = 0.002  # smallest noise level
+    sigma_max: float = 80.0  # largest noise level
+    rho: float = 7.0  # how much denser the small noise levels lie
+    churn: float = 0.0  # S_churn of stochastic Heun; 0: deterministic
+    churn_min: float = 0.05  # S_tmin
+    churn_max: float = 50.0  # S_tmax
+    churn_noise: float = 1.003  # S_noise
+    eta: float = 0.0  # noise of dpm_solver_2m: 0 deterministic, 1 the SDE
+
+    # -- machine
+    precision: str = "auto"  # matrix products in "bf16" or "fp32"; auto: bf16 on a GPU, fp32 on a CPU
+    chunk: int = 65_536  # rows generated at a time; bounds the memory of `sample`
+
+    @classmethod
+    def paper(cls, **changes: Any) -> GeneratorConfig:
+        """As published: 100K steps from nothing at every refit, 128 steps of the stochastic Heun sampler."""
+        published = cls(
+            steps=100_000,
+            warm_start=False,
+            held_out=0.0,
+            patience=None,
+            solver="heun",
+            sampling_steps=128,
+            churn=80.0,
+        )
+        return replace(published, **changes)
+
+    @classmethod
+    def fast(cls, **changes: Any) -> GeneratorConfig:
+        """The same network, warm-started and stopped early, with a few-step sampler: for a GPU."""
+        return replace(cls(), **changes)
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> GeneratorConfig:
+        """A network small enough that a refit takes seconds on a laptop's CPU."""
+        small = cls(
+            width=128,
+            depth=3,
+            embedding=64,
+            steps=2_000,
+            refresh_steps=500,
+            learning_rate=1e-3,
+            large_batch_size=256,
+            evaluate_every=250,
+            chunk=8_192,
+        )
+        return replace(small, **changes)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, by name and value."""
+        for name in ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
+        for name in ("depth", "chunk", "sampling_steps"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
+        for name in ("width", "embedding"):
+            _require(self, name, getattr(self, name) >= 8 and getattr(self, name) % 8 == 0, "a multiple of 8")
+        _require(self, "fourier", self.fourier >= 2 and self.fourier % 2 == 0, "an even number of at least 2")
+        for name in ("learning_rate", "gradient_clip", "rho", "churn_noise"):
+            _require(self, name, 0 < getattr(self, name) < math.inf, "a positive number")
+        _require(self, "betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers in [0, 1)")
+        _require(self, "average_decay", 0 <= self.average_decay < 1, "a number in [0, 1)")
+        _require(self, "held_out", 0 <= self.held_out <= 0.5, "a share from 0 to 0.5")
+        _require(self, "patience", self.patience is None or self.patience >= 1, "at least 1, or None")
+        _require(self, "max_seconds", self.max_seconds is None or self.max_seconds > 0, "a positive number, or None")
+        _require(self, "solver", self.solver in SOLVERS, f"one of {SOLVERS}")
+        _require(self, "sigma_min", 0 < self.sigma_min < self.sigma_max, "a number between 0 and sigma_max")
+        for name in ("churn", "eta"):
+            _require(self, name, 0 <= getattr(self, name) < math.inf, "a number of at least 0")
+        _require(self, "precision", self.precision in _PRECISIONS, f"one of {_PRECISIONS}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
+        """The inverse of `to_json`."""
+        return cls(**{**values, "betas": tuple(values["betas"])})
+
+    def network(self, dim: int) -> NetworkShape:
+        """Sizes of a network for rows of `dim` codes."""
+        return NetworkShape(dim, self.width, self.depth, self.embedding, self.fourier)
+
+    def sampler(self) -> SamplerSettings:
+        """The sampling part."""
+        return SamplerSettings(
+            solver=self.solver,
+            steps=self.sampling_steps,
+            sigma_min=self.sigma_min,
+            sigma_max=self.sigma_max,
+            rho=self.rho,
+            churn=self.churn,
+            churn_min=self.churn_min,
+            churn_max=self.churn_max,
+            churn_noise=self.churn_noise,
+            eta=self.eta,
+        )
+
+    def batch_size_for(self, rows: int) -> int:
+        """Batch size for a data set of so many rows."""
+        return self.large_batch_size if rows >= _LARGE_DATA_ROWS else self.batch_size
+
+
+def _require(config: GeneratorConfig, name: str, satisfied: bool, expected: str) -> None:
+    if not satisfied:
+        raise ValueError(f"{name}: expected {expected}, got {getattr(config, name)!r}")

@@ -1,0 +1,62 @@
+"""What makes the same code fast on CUDA: fused element-wise functions and captured graphs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Every stack size, batch size and chunk size is a shape of its own; the default limit of 8 suits one training script.
+_SHAPES_PER_FUNCTION = 64
+
+
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile an element-wise function into one kernel when its first argument lives on a GPU.
+
+    On the CPU, and where Triton is missing, the function runs as it is written.
+    """
+    compiled: Callable[P, R] | None = None
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal compiled
+        first = args[0]
+        if not (isinstance(first, torch.Tensor) and first.is_cuda and _has_triton()):
+            return function(*args, **kwargs)
+        if compiled is None:
+            compiled = torch.compile(function, fullgraph=True, dynamic=False)
+        with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], None]:
+    """Record the CUDA kernels of `function` once and return a function that replays them.
+
+    `function` must read and write the same memory each time, and draw random numbers from `rng` alone, whose seed and
+    offset are read at every replay. It is run twice here before it is recorded, so that nothing is compiled or
+    allocated during the recording; the caller restores whatever state that changed.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(rng)
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay

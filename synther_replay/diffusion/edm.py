@@ -1,0 +1,97 @@
+"""Noise, preconditioning and loss of EDM (Karras et al. 2022, table 1), for data of standard deviation 1.
+
+    D(y; sigma) = c_skip * y + c_out * F(c_in * y; c_noise)
+    c_skip = 1 / (sigma^2 + 1)            c_in = 1 / sqrt(sigma^2 + 1)
+    c_out = sigma / sqrt(sigma^2 + 1)     c_noise = ln(sigma) / 4
+
+The paper's loss weight, ``(sigma^2 + 1) / sigma^2``, is ``1 / c_out^2``. So the weighted denoising loss is the plain
+squared error between the network F and ``(x - c_skip * y) / c_out = (sigma * x - noise) / sqrt(sigma^2 + 1)``,
+which is how it is computed here: no division by a small sigma, and no denoised row has to be formed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from synther_replay.diffusion.acceleration import fused
+from synther_replay.diffusion.network import NetworkShape, Weights, forward
+
+P_MEAN = -1.2  # ln(sigma) in training is normal with this mean ...
+P_STD = 1.2  # ... and this standard deviation
+
+
+def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:
+    """Random Fourier features of the noise level.
+
+    Args:
+        c_noise: ``(..., 1)``.
+        frequencies: ``(M, 1, fourier / 2)``, broadcast against `c_noise`.
+        width: Padded width of the result.
+
+    Returns:
+        ``(..., width)``: the level itself, sines, cosines, zeros.
+    """
+    angle = 2 * math.pi * c_noise * frequencies
+    used = torch.cat((c_noise, angle.sin(), angle.cos()), dim=-1)
+    return F.pad(used, (0, width - used.shape[-1]))
+
+
+@fused
+def corrupt(
+    x: Tensor, sigma: Tensor, noise: Tensor, frequencies: Tensor, width: int, features: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn clean rows into a regression problem for the network.
+
+    Args:
+        x: Clean rows, ``(..., M, B, dim)``.
+        sigma: Noise levels, ``(..., M, B, 1)``.
+        noise: Standard normal, like `x`.
+        frequencies: Of the noise features, ``(M, 1, fourier / 2)``.
+        width: Padded row width.
+        features: Padded feature width.
+        dtype: Type in which the network computes.
+
+    Returns:
+        Network input ``(..., M, B, width)``, noise features ``(..., M, B, features)``, target ``(..., M, B, dim)``.
+    """
+    c_in = (sigma * sigma + 1).rsqrt()
+    inputs = F.pad((x + sigma * noise) * c_in, (0, width - x.shape[-1]))
+    target = (sigma * x - noise) * c_in
+    return inputs.to(dtype), noise_features(sigma.log() / 4, frequencies, features).to(dtype), target
+
+
+@fused
+def squared_error(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean squared error of each model, ``(M,)``, and its gradient with respect to `y`, ``(M, B, padded_dim)``."""
+    dim = target.shape[-1]
+    error = y[..., :dim].float() - target
+    gradient = F.pad(error * (2 / (error.shape[1] * dim)), (0, y.shape[-1] - dim))
+    return error.square().mean((1, 2)), gradient.to(y.dtype)
+
+
+@fused
+def _scaled_input(x: Tensor, sigma: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    return F.pad(x * (sigma * sigma + 1).rsqrt(), (0, width - x.shape[-1])).to(dtype)
+
+
+@fused
+def _level_features(sigma: Tensor, frequencies: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    return noise_features((sigma.log() / 4).expand_as(frequencies[..., :1]), frequencies, width).to(dtype)
+
+
+@fused
+def _denoised(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
+    variance = sigma * sigma + 1
+    return x / variance + y[..., : x.shape[-1]].float() * (sigma * variance.rsqrt())
+
+
+def denoise(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float) -> Tensor:
+    """``D(x; sigma)`` for rows ``(M, B, dim)`` that share one noise level."""
+    level = x.new_full((1, 1, 1), sigma)  # on the device: a number would be compiled in, once for every noise level
+    features = _level_features(level, frequencies, shape.padded_features, w.out.dtype)
+    y, _ = forward(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features, keep=False)
+    return _denoised(x, y, level)

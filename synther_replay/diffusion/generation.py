@@ -1,0 +1,120 @@
+"""Draws rows from a stack of denoisers in chunks of bounded memory; on CUDA a chunk is one captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from synther_replay.diffusion import edm, samplers
+from synther_replay.diffusion.acceleration import capture
+from synther_replay.diffusion.network import NetworkShape, Weights
+from synther_replay.seeding import derive_seed
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """Which solver and with which constants; the fields are explained in `GeneratorConfig`."""
+
+    solver: str
+    steps: int
+    sigma_min: float
+    sigma_max: float
+    rho: float
+    churn: float
+    churn_min: float
+    churn_max: float
+    churn_noise: float
+    eta: float
+
+
+SOLVERS = ("heun", "dpm_solver_2m")
+
+
+def solve(denoise: samplers.Denoiser, noise: Tensor, settings: SamplerSettings, rng: torch.Generator) -> Tensor:
+    """Turn standard normal rows into rows of the data's distribution."""
+    sigmas = samplers.karras_sigmas(
+        settings.steps, sigma_min=settings.sigma_min, sigma_max=settings.sigma_max, rho=settings.rho
+    )
+    x = noise * sigmas[0]
+    if settings.solver == "dpm_solver_2m":
+        return samplers.dpm_solver_2m(denoise, x, sigmas, rng=rng, eta=settings.eta)
+    return samplers.heun(
+        denoise,
+        x,
+        sigmas,
+        rng=rng,
+        S_churn=settings.churn,
+        S_tmin=settings.churn_min,
+        S_tmax=settings.churn_max,
+        S_noise=settings.churn_noise,
+    )
+
+
+class StackSampler:
+    """Samples from M denoisers whose weights it holds a copy of.
+
+    Args:
+        shape: Sizes of each network.
+        stack: M.
+        device: Where it computes.
+        dtype: Type of the matrix products.
+        settings: Solver and constants.
+        chunk: Rows (of all models together) that are computed at a time.
+    """
+
+    def __init__(
+        self,
+        shape: NetworkShape,
+        stack: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        settings: SamplerSettings,
+        chunk: int,
+    ) -> None:
+        """Allocate the weights; `load` fills them."""
+        self.shape, self.settings, self.device = shape, settings, device
+        self.rows_per_chunk = max(1, chunk // stack)
+        self.weights = torch.zeros(stack, shape.parameters, dtype=dtype, device=device)
+        self.frequencies = torch.zeros(stack, 1, shape.fourier // 2, device=device)
+        self.rng = torch.Generator(device)
+        self._chunk = torch.empty(stack, 0, shape.dim, device=device)
+        self._replay: Callable[[], None] | None = None
+
+    def load(self, weights: Tensor, frequencies: Tensor) -> None:
+        """Take over averaged weights ``(M, P)`` and frequencies; a captured graph stays valid."""
+        self.weights.copy_(weights)
+        self.frequencies.copy_(frequencies)
+
+    @torch.no_grad()
+    def draw(self, n: int, seed: int, write: Callable[[int, Tensor], None]) -> None:
+        """Generate `n` rows per model and hand them on chunk by chunk.
+
+        Args:
+            n: Rows per model.
+            seed: The same seed gives the same rows on the same device.
+            write: Called with the index of a chunk's first row and the chunk, ``(M, k, dim)``, valid until the next.
+        """
+        if self.device.type == "cuda" and self._replay is None:
+            self._chunk = torch.empty(len(self.weights), self.rows_per_chunk, self.shape.dim, device=self.device)
+            self._replay = capture(lambda: self._solve_into(self._chunk), self.rng)
+        self.rng.manual_seed(derive_seed(seed))
+        for start in range(0, n, self.rows_per_chunk):
+            count = min(self.rows_per_chunk, n - start)
+            if self._replay is None:
+                self._chunk = torch.empty(len(self.weights), count, self.shape.dim, device=self.device)
+                self._solve_into(self._chunk)
+            else:
+                self._replay()
+            write(start, self._chunk[:, :count])
+
+    def _solve_into(self, out: Tensor) -> None:
+        weights = Weights.of(self.weights, self.shape)
+
+        def denoise(x: Tensor, sigma: float) -> Tensor:
+            return edm.denoise(weights, self.shape, self.frequencies, x, sigma)
+
+        noise = torch.randn(out.shape, device=self.device, generator=self.rng)
+        out.copy_(solve(denoise, noise, self.settings, self.rng))

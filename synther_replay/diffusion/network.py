@@ -1,0 +1,200 @@
+"""The denoising network of M independent models: a residual MLP with its gradient written out.
+
+    s = silu(features @ time1 + b)                  noise level, as random Fourier features
+    z = s @ time2 + x @ project + b                 noised row
+    h_0 = z @ widen + b_0
+    h_{k+1} = h_k + relu(h_k) @ blocks[k] + b_{k+1}
+    y = relu(h_depth) @ out + b
+
+All parameters of a model lie in one row of one matrix ``(M, P)``, so that clipping, Adam and the moving average are
+a few operations on that matrix. The gradient is written by hand because it then lands in such a matrix directly:
+nothing is zeroed, copied or accumulated, and the weight gradients of all blocks are one matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from synther_replay.diffusion.acceleration import fused
+
+# Tensor cores want rows of bf16 numbers to start at multiples of 16 bytes.
+_ALIGN = 8
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """Sizes of one model.
+
+    Attributes:
+        dim: Columns of a row.
+        width: Units of a hidden layer, a multiple of 8.
+        depth: Number of residual blocks.
+        embedding: Units in which noise level and row meet, a multiple of 8.
+        fourier: Number of random Fourier features of the noise level, even.
+    """
+
+    dim: int
+    width: int = 1024
+    depth: int = 6
+    embedding: int = 128
+    fourier: int = 16
+
+    @property
+    def padded_dim(self) -> int:
+        """Columns of a row as the network sees it; those past `dim` are zero."""
+        return _aligned(self.dim)
+
+    @property
+    def padded_features(self) -> int:
+        """Noise features as the network sees them: log sigma, sines, cosines, zeros."""
+        return _aligned(1 + self.fourier)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each entry of `Weights` for one model."""
+        return {
+            "time1": (self.padded_features, self.embedding),
+            "time2": (self.embedding, self.embedding),
+            "project": (self.padded_dim, self.embedding),
+            "widen": (self.embedding, self.width),
+            "blocks": (self.depth, self.width, self.width),
+            "out": (self.width, self.padded_dim),
+            "time1_bias": (1, self.embedding),
+            "embedding_bias": (1, self.embedding),
+            "trunk_bias": (self.depth + 1, self.width),
+            "out_bias": (1, self.padded_dim),
+        }
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of one model."""
+        return sum(math.prod(size) for size in self.sizes().values())
+
+
+class Weights(NamedTuple):
+    """Views of a parameter matrix ``(M, P)``, or of a gradient of the same layout; shapes in `NetworkShape.sizes`."""
+
+    time1: Tensor
+    time2: Tensor
+    project: Tensor
+    widen: Tensor
+    blocks: Tensor
+    out: Tensor
+    time1_bias: Tensor
+    embedding_bias: Tensor
+    trunk_bias: Tensor
+    out_bias: Tensor
+
+    @classmethod
+    def of(cls, flat: Tensor, shape: NetworkShape) -> Weights:
+        """Cut the matrix ``(M, P)`` into named views ``(M, *size)``."""
+        sizes = shape.sizes()
+        parts = flat.split([math.prod(size) for size in sizes.values()], dim=1)
+        return cls(**{name: part.unflatten(1, sizes[name]) for part, name in zip(parts, sizes, strict=True)})
+
+
+class Activations(NamedTuple):
+    """What `forward` keeps for `backward`."""
+
+    x: Tensor
+    features: Tensor
+    time: Tensor
+    z: Tensor
+    relu: Tensor  # (depth + 1, M, B, width)
+
+
+def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
+    """Draw the parameters of `stack` models, uniform in +-1/sqrt(fan in) as PyTorch's linear layers; ``(M, P)``."""
+    flat = torch.zeros(stack, shape.parameters, device=rng.device)
+    w = Weights.of(flat, shape)
+    fan_in = {
+        "time1": 1 + shape.fourier,
+        "time1_bias": 1 + shape.fourier,
+        "time2": shape.embedding,
+        "embedding_bias": shape.embedding,
+        "project": shape.dim,
+        "widen": shape.embedding,
+    }
+    for name, view in w._asdict().items():
+        bound = 1 / math.sqrt(fan_in.get(name, shape.width))
+        view.uniform_(-bound, bound, generator=rng)
+    # Padding neither feeds the network nor receives a gradient; zero keeps it out of the clipping norm for good.
+    w.time1[:, 1 + shape.fourier :] = 0
+    w.project[:, shape.dim :] = 0
+    w.out[..., shape.dim :] = 0
+    w.out_bias[..., shape.dim :] = 0
+    return flat
+
+
+@fused
+def _shifted_relu(h: Tensor, shift: Tensor, out: Tensor) -> None:
+    out.copy_((h + shift).relu())
+
+
+@fused
+def _add_through_relu(g: Tensor, through: Tensor, relu: Tensor, out: Tensor) -> None:
+    out.copy_(g + torch.ops.aten.threshold_backward(through, relu, 0))
+
+
+def forward(w: Weights, x: Tensor, features: Tensor, *, keep: bool) -> tuple[Tensor, Activations | None]:
+    """Run the network.
+
+    Args:
+        w: Weights of M models.
+        x: Scaled noised rows, ``(M, B, padded_dim)``.
+        features: Noise features, ``(M, B, padded_features)``, or ``(M, 1, ...)`` where all rows share a noise level.
+        keep: Whether to keep what `backward` needs.
+
+    Returns:
+        The output ``(M, B, padded_dim)`` and the kept activations.
+    """
+    time = torch.baddbmm(w.time1_bias, features, w.time1)
+    z = torch.baddbmm(torch.baddbmm(w.embedding_bias, F.silu(time), w.time2), x, w.project)
+    h = torch.bmm(z, w.widen)
+    depth = w.blocks.shape[1]
+    # h runs without its biases, whose running sum enters with the relu: one pass over memory less per block.
+    shift = w.trunk_bias.float().cumsum(1).to(h.dtype)
+    relu = h.new_empty((depth + 1 if keep else 1, *h.shape))
+    for k in range(depth + 1):
+        u = relu[k if keep else 0]
+        _shifted_relu(h, shift[:, k : k + 1], u)
+        if k < depth:
+            h.baddbmm_(u, w.blocks[:, k])
+    y = torch.baddbmm(w.out_bias, u, w.out)
+    return y, Activations(x, features, time, z, relu) if keep else None
+
+
+def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
+    """Write the gradient of all parameters into `grad`, given that of the output, ``(M, B, padded_dim)``."""
+    relu, depth = kept.relu, w.blocks.shape[1]
+    # Sums over the batch are products with ones: at these sizes twice as fast as a reduction.
+    ones = d_y.new_ones(1, 1, d_y.shape[1])
+    row = ones.expand(d_y.shape[0], -1, -1)
+    torch.bmm(relu[depth].mT, d_y, out=grad.out)
+    torch.bmm(row, d_y, out=grad.out_bias)
+
+    d_h = torch.empty_like(relu)  # d_h[k] is the gradient of h_k
+    torch.ops.aten.threshold_backward(torch.bmm(d_y, w.out.mT), relu[depth], 0, grad_input=d_h[depth])
+    for k in reversed(range(depth)):
+        _add_through_relu(d_h[k + 1], torch.bmm(d_h[k + 1], w.blocks[:, k].mT), relu[k], d_h[k])
+    for m in range(d_h.shape[1]):
+        torch.bmm(relu[:depth, m].mT, d_h[1:, m], out=grad.blocks[m])
+        torch.bmm(ones.expand(depth + 1, -1, -1), d_h[:, m], out=grad.trunk_bias[m].unsqueeze(1))
+
+    torch.bmm(kept.z.mT, d_h[0], out=grad.widen)
+    d_z = torch.bmm(d_h[0], w.widen.mT)
+    torch.bmm(kept.x.mT, d_z, out=grad.project)
+    torch.bmm(row, d_z, out=grad.embedding_bias)
+    torch.bmm(F.silu(kept.time).mT, d_z, out=grad.time2)
+    d_time = torch.ops.aten.silu_backward(torch.bmm(d_z, w.time2.mT), kept.time)
+    torch.bmm(kept.features.mT, d_time, out=grad.time1)
+    torch.bmm(row, d_time, out=grad.time1_bias)

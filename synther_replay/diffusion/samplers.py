@@ -1,0 +1,84 @@
+"""Samplers of EDM's probability-flow ODE and its stochastic cousin, as free functions.
+
+Each takes a denoiser ``D(x, sigma) -> x``, starting noise of standard deviation ``sigmas[0]``, and a decreasing list
+of noise levels that ends with 0. Noise levels are plain numbers: they are the same for all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Denoiser = Callable[[Tensor, float], Tensor]
+
+
+def karras_sigmas(steps: int, *, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> list[float]:
+    """Noise levels of Karras et al. (2022), eq. 5: `steps` of them, then 0.
+
+    >>> [round(s, 3) for s in karras_sigmas(3)]
+    [80.0, 2.515, 0.002, 0.0]
+    """
+    if steps < 1:
+        raise ValueError(f"steps: expected at least 1, got {steps}")
+    high, low = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
+    return [(high + i / max(steps - 1, 1) * (low - high)) ** rho for i in range(steps)] + [0.0]
+
+
+def heun(
+    denoise: Denoiser,
+    x: Tensor,
+    sigmas: Sequence[float],
+    *,
+    rng: torch.Generator | None = None,
+    S_churn: float = 0.0,  # noqa: N803 (the paper's names)
+    S_tmin: float = 0.05,  # noqa: N803
+    S_tmax: float = 50.0,  # noqa: N803
+    S_noise: float = 1.003,  # noqa: N803
+) -> Tensor:
+    """Karras et al. (2022), algorithm 2: stochastic Heun; with ``S_churn = 0`` algorithm 1, deterministic Heun.
+
+    Two evaluations of the denoiser per step and one in the last.
+    """
+    most = min(S_churn / (len(sigmas) - 1), math.sqrt(2) - 1)
+    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+        gamma = most if S_tmin <= sigma <= S_tmax else 0.0
+        sigma_hat = sigma * (1 + gamma)
+        if gamma > 0:
+            noise = torch.randn(x.shape, device=x.device, generator=rng)
+            x = x + noise * (S_noise * math.sqrt(sigma_hat**2 - sigma**2))
+        d = (x - denoise(x, sigma_hat)) / sigma_hat
+        x_next = x + d * (sigma_next - sigma_hat)
+        if sigma_next > 0:
+            d_next = (x_next - denoise(x_next, sigma_next)) / sigma_next
+            x_next = x + (d + d_next) * (0.5 * (sigma_next - sigma_hat))
+        x = x_next
+    return x
+
+
+def dpm_solver_2m(
+    denoise: Denoiser, x: Tensor, sigmas: Sequence[float], *, rng: torch.Generator | None = None, eta: float = 0.0
+) -> Tensor:
+    """DPM-Solver++(2M), Lu et al. (2022), algorithm 2, in EDM's variables: one evaluation of the denoiser per step.
+
+    A linear multistep method in ``t = -ln(sigma)``: each step extrapolates the denoised row from the two last ones.
+    With ``eta > 0`` it is the stochastic variant, SDE-DPM-Solver++(2M), which adds fresh noise at every step but the
+    last and takes out as much more.
+    """
+    before: Tensor | None = None
+    h_before = 0.0
+    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+        now = denoise(x, sigma)
+        if sigma_next == 0:
+            return now
+        h = math.log(sigma / sigma_next)
+        guess = now if before is None else now + (now - before) * (0.5 * h / h_before)
+        decay = math.exp(-eta * h)
+        x = x * (sigma_next / sigma * decay) + guess * -math.expm1(-h - eta * h)
+        if eta > 0:
+            noise = torch.randn(x.shape, device=x.device, generator=rng)
+            x = x + noise * (sigma_next * math.sqrt(1 - decay * decay))
+        before, h_before = now, h
+    return x

@@ -1,0 +1,313 @@
+"""Trains a stack of M independent denoisers in one call.
+
+Training goes in blocks of as many steps as lie between two updates of the moving average. A block draws all its
+random numbers at once, then for each step: forward, gradient, clip, Adam; then the average moves. On CUDA the whole
+block is one captured graph; on the CPU it is called as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay.diffusion import edm
+from synther_replay.diffusion.acceleration import capture
+from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
+from synther_replay.diffusion.optimiser import StackAdam
+from synther_replay.errors import DivergedError
+from synther_replay.seeding import derive_seed, generator_for
+
+# Held-out loss: this many batches of fixed rows and fixed noise, so that two evaluations differ by the model alone.
+_HELD_OUT_BATCHES = 8
+# Longer averages than the run so far would mostly remember the initial weights.
+_AVERAGE_WARM_UP = 10
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """One call of `StackTrainer.fit`; the fields are explained in `GeneratorConfig`."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    evaluate_every: int
+    patience: int | None
+    max_seconds: float | None
+    from_scratch: bool
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What happened in one call of `StackTrainer.fit`; losses are one number per model."""
+
+    loss: tuple[float, ...]
+    held_out_loss: tuple[float, ...] | None
+    steps: int
+    stopped_early: bool
+
+
+class StackTrainer:
+    """M denoisers, their optimiser, and the training loop.
+
+    Args:
+        shape: Sizes of each network.
+        stack: M, the number of independent models.
+        device: Where everything lives.
+        dtype: Type of the matrix products; weights and moments are always float32.
+        seed: Of weights, frequencies and every random draw in training.
+        betas: Adam's.
+        clip: Largest gradient norm per model.
+        average_decay: Decay of the moving average of the weights per update.
+        average_every: Steps between its updates, which is the length of a block.
+    """
+
+    def __init__(
+        self,
+        shape: NetworkShape,
+        stack: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        seed: int,
+        betas: tuple[float, float] = (0.9, 0.99),
+        clip: float = 1.0,
+        average_decay: float = 0.995,
+        average_every: int = 10,
+    ) -> None:
+        """Draw weights and frequencies."""
+        self.shape, self.stack, self.device, self.dtype, self.seed = shape, stack, device, dtype, seed
+        self.average_decay, self.average_every = average_decay, average_every
+        self.starts = 0
+        self.fits = 0
+        self.adam_steps = 0
+        rng = self._initial_rng()
+        self.optimiser = StackAdam(initialise(shape, stack, rng).to(device), dtype, betas=betas, clip=clip)
+        self.frequencies = self._draw_frequencies(rng)
+        self.rng = torch.Generator(device)
+        self.loss_sum = torch.zeros(stack, device=device)
+        # Numbers that change while a captured graph stays: rows in use, steps taken, learning rate, average's weight.
+        self.rows_used, self.steps_taken, self.learning_rate, self.average_weight = torch.zeros(
+            4, dtype=torch.float64, device=device
+        ).unbind()
+        self.data = torch.empty(stack, 0, shape.dim, device=device)
+        self._run_block: Callable[[], None] | None = None
+        self._captured_for: tuple[int, int] | None = None
+
+    def restart(self) -> None:
+        """Forget everything learnt: new weights, new frequencies, empty moments."""
+        self.starts += 1
+        self.adam_steps = 0
+        rng = self._initial_rng()
+        self.optimiser.reset(initialise(self.shape, self.stack, rng))
+        self.frequencies.copy_(self._draw_frequencies(rng))
+
+    def fit(
+        self,
+        train: Tensor,
+        held_out: Tensor | None,
+        plan: TrainingPlan,
+        on_progress: Callable[[int, float, float | None], None] | None = None,
+    ) -> TrainingResult:
+        """Train all models; if anything goes wrong, the models are as before the call.
+
+        Args:
+            train: Encoded rows, ``(M, n, dim)``.
+            held_out: Encoded rows for the stopping rule, ``(M, k, dim)``.
+            plan: How long and how.
+            on_progress: Called with steps done, mean loss and mean held-out loss at every evaluation.
+
+        Raises:
+            DivergedError: A loss was not finite.
+        """
+        with self._undone_on_failure():
+            if plan.from_scratch and self.adam_steps:
+                self.restart()
+            self.fits += 1
+            self._hold(train)
+            self._prepare_block(plan.batch_size)
+            self.rng.manual_seed(derive_seed(self.seed, 2, self.fits))
+            examination = None if held_out is None else self._examination(held_out, plan.batch_size)
+            return self._loop(plan, examination, on_progress)
+
+    def weights(self) -> Tensor:
+        """The averaged weights in the type in which the network computes, ``(M, P)``."""
+        return self.optimiser.average.to(self.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training continues from."""
+        counts = {"starts": self.starts, "fits": self.fits, "adam_steps": self.adam_steps}
+        return {**{name: tensor.clone() for name, tensor in self._tensors().items()}, **counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, in place; tensors of other shapes are refused and change nothing."""
+        for name, tensor in self._tensors().items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f"{name}: expected shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+        self.optimiser.refresh_working()
+        self.starts, self.fits, self.adam_steps = state["starts"], state["fits"], state["adam_steps"]
+
+    # ------------------------------------------------------------------ loop
+
+    def _loop(
+        self,
+        plan: TrainingPlan,
+        examination: list[tuple[Tensor, Tensor, Tensor]] | None,
+        on_progress: Callable[[int, float, float | None], None] | None,
+    ) -> TrainingResult:
+        begun = time.monotonic()
+        blocks = max(1, round(plan.steps / self.average_every))
+        blocks_per_check = max(1, round(plan.evaluate_every / self.average_every))
+        best, checks_since_best, stopped = math.inf, 0, False
+        loss: Tensor = self.loss_sum
+        held_out_loss: Tensor | None = None
+        done = last_check = 0
+        self.loss_sum.zero_()
+        assert self._run_block is not None
+        while done < blocks and not stopped:
+            elapsed = (time.monotonic() - begun) / plan.max_seconds if plan.max_seconds else 0.0
+            self._set_rates(plan.learning_rate, max(done / blocks, elapsed))
+            self._run_block()
+            done += 1
+            self.adam_steps += self.average_every
+            out_of_time = plan.max_seconds is not None and time.monotonic() - begun >= plan.max_seconds
+            if done - last_check < blocks_per_check and done < blocks and not out_of_time:
+                continue
+            loss = self.loss_sum / ((done - last_check) * self.average_every)
+            self._refuse_divergence(loss)
+            self.loss_sum.zero_()
+            last_check, stopped = done, out_of_time
+            if examination is not None:
+                held_out_loss = self._examine(examination)
+                self._refuse_divergence(held_out_loss)
+                mean = held_out_loss.mean().item()
+                checks_since_best = 0 if mean < best else checks_since_best + 1
+                best = min(best, mean)
+                stopped = stopped or (plan.patience is not None and checks_since_best >= plan.patience)
+            if on_progress is not None:
+                held = None if held_out_loss is None else held_out_loss.mean().item()
+                on_progress(done * self.average_every, loss.mean().item(), held)
+        return TrainingResult(
+            tuple(loss.tolist()),
+            None if held_out_loss is None else tuple(held_out_loss.tolist()),
+            done * self.average_every,
+            done < blocks,
+        )
+
+    def _set_rates(self, learning_rate: float, progress: float) -> None:
+        """Cosine to zero over the call; the average's decay grows to its final value over the model's life."""
+        self.learning_rate.fill_(learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+        self.steps_taken.fill_(self.adam_steps)
+        updates = self.adam_steps / self.average_every
+        self.average_weight.fill_(1 - min(self.average_decay, (1 + updates) / (_AVERAGE_WARM_UP + updates)))
+
+    def _refuse_divergence(self, loss: Tensor) -> None:
+        finite = torch.isfinite(loss)
+        if not bool(finite.all()):
+            which = (~finite).nonzero().flatten().tolist()
+            raise DivergedError(f"training diverged: the loss of model {which} of {self.stack} is not finite")
+
+    @contextmanager
+    def _undone_on_failure(self) -> Iterator[None]:
+        before = self.state_dict()
+        try:
+            yield
+        except BaseException:  # an interrupt must leave whole models behind, too
+            self.load_state_dict(before)
+            raise
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self.optimiser.tensors(), "frequencies": self.frequencies}
+
+    # ----------------------------------------------------------------- block
+
+    def _hold(self, train: Tensor) -> None:
+        """Copy the rows to where the captured graph reads them; regrow by doubling, so that it is seldom captured."""
+        n = train.shape[1]
+        if n > self.data.shape[1]:
+            self.data = torch.empty(self.stack, 1 << (n - 1).bit_length(), self.shape.dim, device=self.device)
+            self._captured_for = None
+        self.data[:, :n] = train
+        self.rows_used.fill_(n)
+
+    def _prepare_block(self, batch_size: int) -> None:
+        key = (batch_size, self.data.shape[1])
+        if self._captured_for == key:
+            return
+
+        def block() -> None:
+            self._block(batch_size)
+
+        if self.device.type == "cuda":
+            before = self.state_dict()
+            self._set_rates(0.0, 0.0)
+            self._run_block = capture(block, self.rng)
+            self.load_state_dict(before)
+        else:
+            self._run_block = block
+        self._captured_for = key
+
+    def _block(self, batch_size: int) -> None:
+        steps = self.average_every
+        inputs, features, target = self._draw(self.data, self.rows_used, (steps, self.stack, batch_size), self.rng)
+        counts = self.steps_taken + torch.arange(1, steps + 1, device=self.device)
+        rates = self.optimiser.bias_corrected(self.learning_rate, counts)
+        weights = Weights.of(self.optimiser.working, self.shape)
+        gradient = Weights.of(self.optimiser.gradient, self.shape)
+        for k in range(steps):
+            y, kept = forward(weights, inputs[k], features[k], keep=True)
+            assert kept is not None
+            loss, d_y = edm.squared_error(y, target[k])
+            backward(weights, kept, d_y, gradient)
+            self.optimiser.step(rates[k])
+            self.loss_sum += loss
+        self.optimiser.update_average(self.average_weight)
+
+    def _draw(
+        self, rows: Tensor, used: Tensor, size: tuple[int, int, int], rng: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows drawn uniformly, corrupted: input, features and target of `size` ``(K, M, B)`` problems."""
+        stack, capacity, dim = rows.shape
+        # float64: float32 has too few values to reach the rows of a large buffer evenly
+        index = (torch.rand(size, device=self.device, generator=rng, dtype=torch.float64) * used).long()
+        offset = torch.arange(stack, device=self.device)[:, None] * capacity
+        x = rows.view(-1, dim)[index + offset]
+        sigma = torch.randn((*size, 1), device=self.device, generator=rng).mul(edm.P_STD).add(edm.P_MEAN).exp()
+        noise = torch.randn(x.shape, device=self.device, generator=rng)
+        return edm.corrupt(
+            x, sigma, noise, self.frequencies, self.shape.padded_dim, self.shape.padded_features, self.dtype
+        )
+
+    # -------------------------------------------------------------- held out
+
+    def _examination(self, held_out: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Fixed problems made from the held-out rows, in batches of the training shape."""
+        rng = generator_for(self.device, self.seed, 3, self.fits)
+        used = torch.tensor(float(held_out.shape[1]), dtype=torch.float64, device=self.device)
+        size = (_HELD_OUT_BATCHES, self.stack, batch_size)
+        problems = self._draw(held_out.to(self.device).contiguous(), used, size, rng)
+        return list(zip(*problems, strict=True))
+
+    def _examine(self, examination: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+        """Mean loss of the averaged weights on the fixed problems, ``(M,)``."""
+        weights = Weights.of(self.weights(), self.shape)
+        losses = []
+        for inputs, features, target in examination:
+            y, _ = forward(weights, inputs, features, keep=False)
+            losses.append(edm.squared_error(y, target)[0])
+        return torch.stack(losses).mean(0)
+
+    def _initial_rng(self) -> torch.Generator:
+        # On the CPU, so that a seed gives the same initial weights on every device.
+        return generator_for("cpu", self.seed, 1, self.starts)
+
+    def _draw_frequencies(self, rng: torch.Generator) -> Tensor:
+        return torch.randn(self.stack, 1, self.shape.fourier // 2, generator=rng).to(self.device)

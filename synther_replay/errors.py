@@ -1,0 +1,19 @@
+"""The errors of this library that are not plain `ValueError` or `TypeError`."""
+
+from __future__ import annotations
+
+
+class NotFittedError(RuntimeError):
+    """`sample` was asked of a generator that has not been fitted or loaded."""
+
+
+class DivergedError(RuntimeError):
+    """Training met a loss that is not finite; the model from before the call is kept."""
+
+
+class GenerationError(RuntimeError):
+    """A generator rejected so many of its own rows that it could not fill the request."""
+
+
+class CheckpointError(ValueError):
+    """A file is missing, damaged, foreign, made by a newer version, or does not fit the object it is loaded into."""

@@ -1,0 +1,326 @@
+"""DiffusionGenerator: codec and diffusion behind `fit` and `sample`."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.codec import TransitionCodec
+from synther_replay.config import GeneratorConfig
+from synther_replay.diffusion.generation import StackSampler
+from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan
+from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
+from synther_replay.seeding import derive_seed
+from synther_replay.splitting import split_held_out
+from synther_replay.transitions import Transitions, TransitionSpec
+
+KIND = "diffusion generator"
+# Rows that are not valid are drawn again, so many times at most.
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a call of `fit` did; losses are means over the models of a stack.
+
+    Attributes:
+        loss: Mean training loss since the last measurement.
+        held_out_loss: Loss on the rows kept out of training, None without such rows.
+        steps: Gradient steps taken.
+        seconds: Time it took, all included.
+        rows: Rows that were learnt from or held out.
+        from_scratch: Whether it started from nothing.
+        stopped_early: Whether it stopped before the planned steps, by patience or out of time.
+        losses: The training loss of each model.
+    """
+
+    loss: float
+    held_out_loss: float | None
+    steps: int
+    seconds: float
+    rows: int
+    from_scratch: bool
+    stopped_early: bool
+    losses: tuple[float, ...]
+
+
+class DiffusionGenerator:
+    """Learns the distribution of transitions and generates more of them.
+
+    >>> import gymnasium as gym, torch
+    >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (1,)))
+    >>> some = Transitions(spec, torch.rand(500, spec.dim).round(decimals=1))
+    >>> generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=20), device="cpu")
+    >>> generator.fit(some).steps
+    20
+    >>> len(generator.sample(1_000))
+    1000
+
+    Args:
+        spec: Layout of the transitions.
+        config: Settings; None for `GeneratorConfig.fast()` on a GPU and `GeneratorConfig.tiny()` on a CPU.
+        device: "auto" for the GPU if there is one, or a torch device.
+        seed: The same seed and the same calls give the same rows on the same device.
+        stack: Number of independent models, trained and sampled side by side; with more than one, all transitions
+            have a leading axis of that size.
+    """
+
+    min_rows = 32  # fewer rows than this make no distribution to learn
+
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        config: GeneratorConfig | None = None,
+        *,
+        device: torch.device | str = "auto",
+        seed: int = 0,
+        stack: int = 1,
+    ) -> None:
+        """Build untrained models."""
+        if stack < 1:
+            raise ValueError(f"stack: expected at least 1, got {stack}")
+        if not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"seed: expected a whole number of at least 0, got {seed!r}")
+        self.spec = spec
+        self.device = resolve_device(device)
+        if config is None:
+            config = GeneratorConfig.fast() if self.device.type == "cuda" else GeneratorConfig.tiny()
+        self.config, self.seed, self.stack = config, seed, stack
+        self.rejected = 0  # generated rows that were thrown away, in total
+        self._draws = 0
+        self._fitted = False
+        self._codec = self._new_codec()
+        self._build_models()
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `sample` can be called."""
+        return self._fitted
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of one model."""
+        return self._trainer.shape.parameters
+
+    def fit(
+        self,
+        transitions: Transitions,
+        *,
+        steps: int | None = None,
+        max_seconds: float | None = None,
+        from_scratch: bool | None = None,
+        progress: bool | None = None,
+    ) -> FitReport:
+        """Learn from transitions; if it raises, the generator is as it was.
+
+        Args:
+            transitions: Real transitions; with a stack, ``(stack, n)`` of them.
+            steps: Gradient steps instead of the configured number.
+            max_seconds: Time limit instead of the configured one.
+            from_scratch: Whether to forget the last model; None as configured.
+            progress: Whether to show a progress bar; None shows it in a terminal only.
+
+        Raises:
+            TypeError: Not `Transitions`.
+            ValueError: Another spec, another stack, too few rows, or rows that are not finite.
+            DivergedError: The loss became NaN or infinite.
+        """
+        begun = time.monotonic()
+        rows = self._checked(transitions)
+        if from_scratch is None:
+            from_scratch = not (self._fitted and self.config.warm_start)
+        if steps is None:
+            steps = self.config.steps if from_scratch else self.config.refresh_steps
+        plan = TrainingPlan(
+            steps=steps,
+            batch_size=self.config.batch_size_for(rows.shape[1]),
+            learning_rate=self.config.learning_rate,
+            evaluate_every=self.config.evaluate_every,
+            patience=self.config.patience,
+            max_seconds=self.config.max_seconds if max_seconds is None else max_seconds,
+            from_scratch=from_scratch,
+        )
+        codec = self._new_codec()
+        codec.fit(rows)
+        train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
+        disabled = None if progress is None else not progress
+        with tqdm(total=steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
+
+            def show(done: int, loss: float, held_out_loss: float | None) -> None:
+                bar.update(done - bar.n)
+                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
+
+            result = self._trainer.fit(train, held_out, plan, show)
+        self._codec, self._fitted = codec, True
+        self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
+        held = result.held_out_loss
+        return FitReport(
+            loss=sum(result.loss) / self.stack,
+            held_out_loss=None if held is None else sum(held) / self.stack,
+            steps=result.steps,
+            seconds=time.monotonic() - begun,
+            rows=rows.shape[1],
+            from_scratch=from_scratch,
+            stopped_early=result.stopped_early,
+            losses=result.loss,
+        )
+
+    def sample(self, n: int) -> Transitions:
+        """Generate `n` transitions (per model of a stack) on the generator's device.
+
+        Rows that are not finite, or hold a discrete value that does not exist, are counted in `rejected` and drawn
+        again.
+
+        Raises:
+            NotFittedError: Before the first `fit` or `load`.
+            GenerationError: Too many rows were rejected to fill the request.
+        """
+        if not isinstance(n, int) or n < 1:
+            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
+        if not self._fitted:
+            raise NotFittedError("generator: call fit or load before sample")
+        rows = torch.empty(self.stack, n, self.spec.dim, device=self.device)
+        wanting = self._generate_into(rows)
+        for _ in range(_ATTEMPTS):
+            missing = int(wanting.sum(1).max())
+            if missing == 0:
+                return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
+            self.rejected += int(wanting.sum())
+            spare = torch.empty(self.stack, missing, self.spec.dim, device=self.device)
+            unusable = self._generate_into(spare)
+            for m in range(self.stack):
+                places = wanting[m].nonzero()[:, 0]
+                usable = spare[m, ~unusable[m]][: len(places)]
+                rows[m, places[: len(usable)]] = usable
+                wanting[m, places[: len(usable)]] = False
+        raise GenerationError(
+            f"generator: after {_ATTEMPTS} attempts {int(wanting.sum())} of {n * self.stack} rows are still not valid; "
+            "fit longer or look at the data"
+        )
+
+    def to(self, device: torch.device | str) -> DiffusionGenerator:
+        """Move to another device, in place."""
+        device = resolve_device(device)
+        if device != self.device:
+            state = self.state_dict()
+            self.device = device
+            self._build_models()
+            self.load_state_dict(state)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file; see `checkpoint`."""
+        save_checkpoint(path, KIND, self.state_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "auto") -> DiffusionGenerator:
+        """Rebuild a saved generator, on any device.
+
+        Raises:
+            CheckpointError: The file is damaged, foreign, or of a newer version.
+        """
+        state = load_checkpoint(path, KIND)
+        try:
+            spec = TransitionSpec.from_json(state["spec"])
+            config = GeneratorConfig.from_json(state["config"])
+            generator = cls(spec, config, device=device, seed=state["seed"], stack=state["stack"])
+            generator.load_state_dict(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"path: {path} does not describe a generator of this release ({error!r})") from error
+        return generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that the next `fit` or `sample` depends on."""
+        return {
+            "spec": self.spec.to_json(),
+            "config": self.config.to_json(),
+            "seed": self.seed,
+            "stack": self.stack,
+            "draws": self._draws,
+            "rejected": self.rejected,
+            "fitted": self._fitted,
+            "codec": self._codec.state_dict(),
+            "trainer": self._trainer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; a state of another spec, network or stack is refused and changes nothing."""
+        mine = {"spec": self.spec.to_json(), "network": vars(self._trainer.shape), "stack": self.stack}
+        network = vars(GeneratorConfig.from_json(state["config"]).network(self._codec.code_dim))
+        theirs = {"spec": state["spec"], "network": network, "stack": state["stack"]}
+        for name, value in mine.items():
+            if theirs[name] != value:
+                raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
+        self._trainer.load_state_dict(state["trainer"])
+        self._codec.load_state_dict(state["codec"], self.device)
+        self.seed = self._trainer.seed = state["seed"]
+        self._draws, self.rejected, self._fitted = state["draws"], state["rejected"], state["fitted"]
+        self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
+
+    def _checked(self, transitions: Transitions) -> Tensor:
+        """Rows ``(stack, n, dim)`` on the device, after everything that can be wrong with them."""
+        if not isinstance(transitions, Transitions):
+            raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
+        if transitions.spec != self.spec:
+            raise ValueError(f"transitions: their spec differs from the generator's, {transitions.spec.to_json()}")
+        rows = transitions.rows.to(self.device)
+        rows = rows[None] if rows.ndim == 2 else rows
+        if rows.ndim != 3 or rows.shape[0] != self.stack:
+            raise ValueError(f"transitions: expected rows of {self.stack} runs, got shape {tuple(rows.shape)}")
+        if rows.shape[1] < self.min_rows:
+            raise ValueError(f"transitions: expected at least {self.min_rows} rows to fit, got {rows.shape[1]}")
+        bad = int((~torch.isfinite(rows).all(-1)).sum())
+        if bad:
+            raise ValueError(f"transitions: {bad} of {rows.shape[0] * rows.shape[1]} rows are not finite")
+        return rows
+
+    def _generate_into(self, rows: Tensor) -> Tensor:
+        """Fill rows ``(stack, n, dim)`` and say which of them are not valid, bool ``(stack, n)``."""
+        invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=self.device)
+
+        def write(start: int, codes: Tensor) -> None:
+            here = slice(start, start + codes.shape[1])
+            rows[:, here], valid = self._codec.decode(codes)
+            invalid[:, here] = ~valid
+
+        self._draws += 1
+        self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
+        return invalid
+
+    def _new_codec(self) -> TransitionCodec:
+        return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
+
+    def _build_models(self) -> None:
+        config = self.config
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and self.device.type == "cuda")
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        shape = config.network(self._codec.code_dim)
+        self._trainer = StackTrainer(
+            shape,
+            self.stack,
+            self.device,
+            dtype,
+            seed=self.seed,
+            betas=config.betas,
+            clip=config.gradient_clip,
+            average_decay=config.average_decay,
+            average_every=config.average_every,
+        )
+        self._sampler = StackSampler(shape, self.stack, self.device, dtype, config.sampler(), config.chunk)
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """A torch device; "auto" is the GPU if there is one, else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,112 @@
+"""RingBuffer: a plain replay buffer of real transitions in one tensor on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay.errors import CheckpointError
+from synther_replay.generator import resolve_device
+from synther_replay.indices import IndexStream
+from synther_replay.transitions import Transitions, TransitionSpec
+
+
+class RingBuffer:
+    """Holds the last `capacity` transitions and samples them uniformly.
+
+    A real buffer for those who bring none of their own; memory is allocated as it fills.
+
+    >>> import gymnasium as gym
+    >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3))
+    >>> ring = RingBuffer(spec, capacity=2)
+    >>> for reward in (1.0, 2.0, 3.0):
+    ...     ring.add(Transitions.from_arrays(spec, [0, 0], 1, reward, [0, 1], False))
+    >>> len(ring), ring.transitions().rewards.tolist()
+    (2, [2.0, 3.0])
+    """
+
+    def __init__(
+        self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        """Make an empty buffer."""
+        if capacity < 1:
+            raise ValueError(f"capacity: expected at least 1, got {capacity}")
+        self.spec = spec
+        self.capacity = capacity
+        self.device = resolve_device(device)
+        self._rows = torch.empty(0, spec.dim, device=self.device)
+        self._size = 0
+        self._next = 0  # where the next row goes, once the ring is full
+        self._indices = IndexStream(seed, self.device)
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return self._size
+
+    def __repr__(self) -> str:
+        """Size and place."""
+        return f"RingBuffer({self._size} of {self.capacity} transitions, device={str(self.device)!r})"
+
+    def add(self, transitions: Transitions) -> None:
+        """Append transitions; the oldest give way when it is full."""
+        if transitions.spec is not self.spec and transitions.spec != self.spec:
+            raise ValueError(f"transitions: their spec differs from the buffer's, {transitions.spec.to_json()}")
+        rows = transitions.rows.reshape(-1, self.spec.dim)[-self.capacity :]
+        start = self._size if self._size < self.capacity else self._next
+        end = start + len(rows)
+        self._reserve(min(end, self.capacity))
+        if end <= self.capacity:
+            self._rows[start:end] = rows
+        else:
+            head = self.capacity - start
+            self._rows[start:] = rows[:head]
+            self._rows[: end - self.capacity] = rows[head:]
+        self._next = end % self.capacity
+        self._size = min(self.capacity, max(self._size, end))
+
+    def sample(self, n: int) -> Transitions:
+        """Draw `n` transitions uniformly with replacement."""
+        if self._size == 0:
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+        return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
+
+    def transitions(self) -> Transitions:
+        """All transitions, oldest first."""
+        held = self._rows[: self._size]
+        in_order = held if self._size < self.capacity else held.roll(-self._next, 0)
+        return Transitions(self.spec, in_order)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of rows, positions and random state."""
+        return {
+            "spec": self.spec.to_json(),
+            "capacity": self.capacity,
+            "rows": self._rows[: self._size].clone(),
+            "next": self._next,
+            "indices": self._indices.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; a state of another spec or capacity is refused and changes nothing."""
+        if state["spec"] != self.spec.to_json() or state["capacity"] != self.capacity:
+            raise CheckpointError(
+                f"state: spec {state['spec']} with capacity {state['capacity']} does not fit this buffer, "
+                f"{self.spec.to_json()} with capacity {self.capacity}"
+            )
+        rows: Tensor = state["rows"]
+        self._indices.load_state_dict(state["indices"])
+        self._size, self._next = 0, 0
+        self._reserve(len(rows))
+        self._rows[: len(rows)] = rows
+        self._size, self._next = len(rows), state["next"]
+
+    def _reserve(self, rows: int) -> None:
+        """Grow by doubling, so that a large capacity costs no memory before it is used."""
+        if rows > len(self._rows):
+            grown = torch.empty(
+                min(self.capacity, max(1024, 1 << (rows - 1).bit_length())), self.spec.dim, device=self.device
+            )
+            grown[: self._size] = self._rows[: self._size]
+            self._rows = grown

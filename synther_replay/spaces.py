@@ -1,0 +1,177 @@
+"""Gymnasium spaces as a flat list of leaves, and as JSON.
+
+A `Leaf` is one array of an observation or action: a whole `Box`, or one entry of a `Dict` or `Tuple`. It knows which
+columns of a row it fills and how its values behave:
+
+* ``real``: continuous (a floating-point `Box`);
+* ``ordinal``: integers with an order, rounded on the way back (an integer `Box`, for example an image);
+* ``category``: integers without an order (`Discrete`, `MultiDiscrete`, `MultiBinary`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+Kind = Literal["real", "ordinal", "category"]
+Path = tuple[str | int, ...]
+
+# Rows are float32, which holds every integer up to here exactly.
+MAX_EXACT_INTEGER = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One array inside a space.
+
+    Attributes:
+        path: Keys and indices that lead to it inside Dict and Tuple spaces; empty for a plain space.
+        shape: Shape of one value.
+        dtype: Type that decoded values have.
+        kind: How values behave, see the module's docstring.
+        low: Smallest value per column, flat, may be ``-inf``.
+        high: Largest value per column, flat, may be ``inf``.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kind: Kind
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Number of columns it fills."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def leaves_of(space: spaces.Space[Any], name: str, path: Path = ()) -> tuple[Leaf, ...]:
+    """The leaves of a space in a fixed order (`Dict` keys in the order of the space).
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
+        name: How to call the space in an error message.
+        path: Where the space sits inside the outermost one.
+
+    Raises:
+        TypeError: The space, or one inside it, is of a type that cannot be modelled as a fixed row of numbers.
+        ValueError: A discrete space has more values than float32 can tell apart, or a space has no entries.
+    """
+    where = name + "".join(f"[{key!r}]" for key in path)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        entries = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        leaves = tuple(leaf for key, sub in entries for leaf in leaves_of(sub, name, (*path, key)))
+        if not leaves:
+            raise ValueError(f"{where}: the space has no entries (got {space})")
+        return leaves
+    if isinstance(space, spaces.Box):
+        if space.dtype == np.longdouble:
+            raise TypeError(f"{where}: {space.dtype} is not supported; use float64 or smaller (got {space})")
+        kind: Kind = "real" if np.issubdtype(space.dtype, np.floating) else "ordinal"
+        leaf = _leaf(path, space.shape, space.dtype, kind, space.low, space.high)
+    elif isinstance(space, spaces.Discrete):
+        leaf = _leaf(path, (), space.dtype, "category", space.start, space.start + space.n - 1)
+    elif isinstance(space, spaces.MultiDiscrete):
+        leaf = _leaf(path, space.shape, space.dtype, "category", space.start, space.start + space.nvec - 1)
+    elif isinstance(space, spaces.MultiBinary):
+        leaf = _leaf(path, space.shape, space.dtype, "category", np.zeros(space.shape), np.ones(space.shape))
+    else:
+        raise TypeError(
+            f"{where}: {type(space).__name__} is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
+            f"or Dict and Tuple of these (got {space})"
+        )
+    if leaf.size == 0:
+        raise ValueError(f"{where}: the space has no entries (got {space})")
+    if leaf.kind == "category" and max(abs(leaf.low).max(), abs(leaf.high).max()) > MAX_EXACT_INTEGER:
+        raise ValueError(f"{where}: integers beyond {MAX_EXACT_INTEGER} cannot be held exactly (got {space})")
+    return (leaf,)
+
+
+def _leaf(path: Path, shape: tuple[int, ...], dtype: Any, kind: Kind, low: Any, high: Any) -> Leaf:
+    flat_low, flat_high = (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in (low, high))
+    torch_dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+    return Leaf(path, tuple(shape), torch_dtype, kind, flat_low, flat_high)
+
+
+def pick(value: Any, path: Path, name: str) -> Any:
+    """Follow a leaf's path into a nested observation or action."""
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{name}: entry {key!r} of path {path} is missing (got {type(value).__name__})") from error
+    return value
+
+
+def nest(space: spaces.Space[Any], values: Sequence[Any]) -> Any:
+    """The inverse of walking the leaves: arrange one value per leaf the way the space is nested."""
+    remaining = iter(values)
+
+    def build(sub: spaces.Space[Any]) -> Any:
+        if isinstance(sub, spaces.Dict):
+            return {key: build(inner) for key, inner in sub.spaces.items()}
+        if isinstance(sub, spaces.Tuple):
+            return tuple(build(inner) for inner in sub.spaces)
+        return next(remaining)
+
+    return build(space)
+
+
+def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Describe a supported space with JSON values only."""
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [space_to_json(sub) for sub in space.spaces]}
+    details: dict[str, Any]
+    if isinstance(space, spaces.Box):
+        details = {"type": "Box", "shape": list(space.shape), "low": _compact(space.low), "high": _compact(space.high)}
+    elif isinstance(space, spaces.Discrete):
+        details = {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    elif isinstance(space, spaces.MultiDiscrete):
+        details = {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    elif isinstance(space, spaces.MultiBinary):
+        details = {"type": "MultiBinary", "shape": list(space.shape)}
+    else:
+        raise TypeError(f"space: {type(space).__name__} is not supported (got {space})")
+    return details | {"dtype": np.dtype(space.dtype).name}
+
+
+def space_from_json(description: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Rebuild a space from `space_to_json`."""
+    kind = description["type"]
+    if kind == "Dict":
+        return spaces.Dict([(key, space_from_json(sub)) for key, sub in description["spaces"]])
+    if kind == "Tuple":
+        return spaces.Tuple([space_from_json(sub) for sub in description["spaces"]])
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(description["shape"])
+    dtype: Any = np.dtype(description["dtype"]).type
+    if kind == "Box":
+        shape = tuple(description["shape"])
+        low, high = (np.broadcast_to(np.asarray(description[b], dtype=dtype), shape) for b in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype)
+    if kind == "Discrete":
+        # Gymnasium before 1.2.2 knows int64 only and takes no dtype here.
+        options = {} if dtype is np.int64 else {"dtype": dtype}
+        return spaces.Discrete(description["n"], start=description["start"], **options)
+    if kind == "MultiDiscrete":
+        nvec, start = (np.asarray(description[key]) for key in ("nvec", "start"))
+        return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
+    raise ValueError(f"space type {kind!r} is unknown")
+
+
+def _compact(bound: np.ndarray) -> Any:
+    """A bound array as one number where all entries agree: images would fill the header otherwise.
+
+    JSON knows no infinity, so that becomes a string, which NumPy reads back.
+    """
+    if (bound == bound.flat[0]).all():
+        bound = bound.reshape(-1)[:1].reshape(())
+    return np.where(np.isfinite(bound), bound.astype(object), bound.astype(str)).tolist()
