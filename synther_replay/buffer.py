@@ -13,7 +13,7 @@ import torch
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
-from synther_replay.indices import IndexStream
+from synther_replay.indices import ShuffleStream
 from synther_replay.mixing import check_real_ratio, split_batch
 from synther_replay.protocols import Generator, RealBuffer, Stateful
 from synther_replay.schedule import RetrainSchedule
@@ -23,8 +23,6 @@ from synther_replay.transitions import Transitions, TransitionSpec
 KIND = "synthetic replay buffer"
 logger = logging.getLogger(__name__)
 
-# Shuffles are made for this many batches at a time.
-_SHUFFLES_AHEAD = 64
 # What may go wrong in a refit while the agent can go on with the rows it has.
 _RECOVERABLE = (DivergedError, GenerationError, torch.OutOfMemoryError, MemoryError)
 
@@ -100,9 +98,7 @@ class SyntheticReplayBuffer:
         self.refreshes = 0
         self.last_refresh: RefreshReport | None = None
         self._last_attempt: int | None = None
-        self._shuffle_keys = IndexStream(seed + 1, self.device)
-        self._shuffles = torch.empty(0, 0, dtype=torch.long, device=self.device)
-        self._cursor = 0
+        self._shuffles = ShuffleStream(seed, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +138,7 @@ class SyntheticReplayBuffer:
         # Real rows overwrite synthetic ones at random places: cheaper than joining and shuffling.
         rows = self.store.sample(batch_size)
         if real:
-            rows.index_copy_(0, self._shuffle(batch_size)[:real], self.real.sample(real).rows.to(self.device))
+            rows.index_copy_(0, self._shuffles.draw(batch_size)[:real], self.real.sample(real).rows.to(self.device))
         return Transitions(self.spec, rows)
 
     def refresh_if_due(self) -> RefreshReport | None:
@@ -184,8 +180,7 @@ class SyntheticReplayBuffer:
     def to(self, device: torch.device | str) -> SyntheticReplayBuffer:
         """Move synthetic rows and batches to another device, and the generator where it can move."""
         self.store.to(torch.device(device))
-        self._shuffle_keys.to(self.device)
-        self._shuffles = self._shuffles.to(self.device)
+        self._shuffles.to(self.device)
         if hasattr(self.generator, "to"):
             self.generator.to(self.device)
         return self
@@ -219,15 +214,18 @@ class SyntheticReplayBuffer:
             "steps": self.steps,
             "refreshes": self.refreshes,
             "last_attempt": self._last_attempt,
-            "shuffle_keys": self._shuffle_keys.state_dict(),
-            "shuffles": self._shuffles[self._cursor :].clone(),
+            "shuffles": self._shuffles.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
         if state["spec"] != self.spec.to_json():
             raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
-        parts = [("generator", _stateful(self.generator, "generator")), ("store", self.store)]
+        parts: list[tuple[str, Stateful]] = [
+            ("generator", _stateful(self.generator, "generator")),
+            ("store", self.store),
+            ("shuffles", self._shuffles),
+        ]
         if state["real"] is not None:
             parts.append(("real", _stateful(self.real, "real")))
         undo = [(part, part.state_dict()) for _, part in parts]
@@ -235,22 +233,12 @@ class SyntheticReplayBuffer:
             for name, part in parts:
                 part.load_state_dict(state[name])
             schedule = RetrainSchedule(**state["schedule"])
-            self._shuffle_keys.load_state_dict(state["shuffle_keys"])
         except BaseException:
             for part, before in undo:
                 part.load_state_dict(before)
             raise
         self.schedule, self.real_ratio = schedule, check_real_ratio(state["real_ratio"])
         self.steps, self.refreshes, self._last_attempt = state["steps"], state["refreshes"], state["last_attempt"]
-        self._shuffles, self._cursor = state["shuffles"].to(self.device), 0
-
-    def _shuffle(self, n: int) -> torch.Tensor:
-        """A random permutation of n places."""
-        if self._cursor >= len(self._shuffles) or self._shuffles.shape[1] != n:
-            keys = self._shuffle_keys.draw(_SHUFFLES_AHEAD * n, 2**40).view(_SHUFFLES_AHEAD, n)
-            self._shuffles, self._cursor = keys.argsort(dim=1, stable=True), 0
-        self._cursor += 1
-        return self._shuffles[self._cursor - 1]
 
 
 def _stateful(part: object, name: str) -> Stateful:

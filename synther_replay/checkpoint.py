@@ -115,7 +115,7 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else 0
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
 
 
 def _to_disk(path: Path) -> None:

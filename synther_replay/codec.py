@@ -3,6 +3,8 @@
 Per column of a row:
 
 * continuous and ordinal columns are standardised with statistics of the data (rewards optionally not);
+* values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
+  them back: a continuous model would otherwise smear the pile over its neighbourhood;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
   2022): values without an order stay apart, and few codes are needed for many values;
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 on the way back.
@@ -27,6 +29,9 @@ _OUTLIER_SPANS = 3.0
 _CENTRAL = 0.001
 # Quantiles of this many evenly spaced rows are good enough for that, and sorting them is fast on any device.
 _QUANTILE_ROWS = 20_000
+# A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
+_PILE_SHARE = 0.01
+_PILE_DISTANCE = 0.5
 
 
 class TransitionCodec:
@@ -83,6 +88,9 @@ class TransitionCodec:
         bounds = self._low[self._plain], self._high[self._plain]
         self.statistics["clip_low"] = torch.where(is_action, bounds[0], torch.minimum(bounds[0], observed[0]))
         self.statistics["clip_high"] = torch.where(is_action, bounds[1], torch.maximum(bounds[1], observed[1]))
+        for side, on_bound in (("low", x <= self.statistics["clip_low"]), ("high", x >= self.statistics["clip_high"])):
+            pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
+            self.statistics[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)
         codes = self.encode(rows)
         least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
         self.statistics["constant"] = torch.where(least == most, least, torch.nan)
@@ -90,7 +98,9 @@ class TransitionCodec:
     def encode(self, rows: Tensor) -> Tensor:
         """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
         s = self.statistics
-        plain = (rows[..., self._plain].clamp(s["low"], s["high"]) - s["mean"]) / s["scale"]
+        plain = rows[..., self._plain]
+        outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
+        plain = (plain.clamp(s["low"], s["high"]) + outwards - s["mean"]) / s["scale"]
         values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
         digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)

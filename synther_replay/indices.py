@@ -1,4 +1,8 @@
-"""Random indices for sampling rows, drawn on the host in blocks and used on any device."""
+"""Random indices and shuffles, drawn on the host in blocks and used on any device.
+
+The numbers are the same on a CPU and a GPU, and a stream's state is a few integers: a saved run continues exactly, on
+another device, too. Drawing block-wise makes one number nearly free on either.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK = 65_536
-# Far above any number of rows, so that the remainder is even to many digits.
-_RANGE = 2**62
+_NUMBERS_PER_BLOCK = 65_536
+_SHUFFLES_PER_BLOCK = 64
+# Indices are scaled to the number of rows for so many draws at once: that number changes less often than we draw.
+_DRAWS_AHEAD = 8
 
 
 class IndexStream:
-    """Uniform indices: the same numbers on a CPU and a GPU, from a state of three integers.
+    """Uniform random indices with repetition.
 
-    A block of large random integers is made on the host and copied to the device once; a draw is a slice of it modulo
-    the number of rows. That is as fast as drawing on the device, and a run continues exactly on another one.
+    >>> stream = IndexStream(seed=0, device=torch.device("cpu"))
+    >>> stream.draw(3, high=10).shape
+    torch.Size([3])
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -25,21 +31,28 @@ class IndexStream:
         self.seed = seed
         self.device = device
         self._number = -1  # of the current block
-        self._cursor = 0
-        self._block = torch.empty(0, dtype=torch.long, device=device)
+        self._cursor = 0  # numbers of it that are used up
+        self._block = torch.empty(0, dtype=torch.float64, device=device)
+        self._scaled = torch.empty(0, dtype=torch.long, device=device)
+        self._scaled_from = 0  # the cursor at which it begins
+        self._high = 0  # what it is scaled to
 
     def draw(self, count: int, high: int) -> Tensor:
-        """`count` indices from 0 to `high` - 1, with repetition."""
+        """`count` indices from 0 to `high` - 1."""
         if self._cursor + count > len(self._block):
-            self._open_block(self._number + 1, max(_BLOCK, count))
-        part = self._block[self._cursor : self._cursor + count]
+            self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
+        if high != self._high or self._cursor + count > self._scaled_from + len(self._scaled):
+            ahead = self._block[self._cursor : self._cursor + count * _DRAWS_AHEAD]
+            self._high, self._scaled_from, self._scaled = high, self._cursor, (ahead * high).long()
+        start = self._cursor - self._scaled_from
         self._cursor += count
-        return part % high
+        return self._scaled[start : start + count]
 
     def to(self, device: torch.device) -> None:
         """Continue on another device."""
         self.device = device
         self._block = self._block.to(device)
+        self._forget_scaled()
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
@@ -52,6 +65,57 @@ class IndexStream:
         self._cursor = state["cursor"]
 
     def _open_block(self, number: int, size: int) -> None:
-        rng = np.random.default_rng([self.seed, max(number, 0)])
-        self._block = torch.from_numpy(rng.integers(_RANGE, size=size)).to(self.device)
+        numbers = np.random.default_rng([self.seed, number]).random(size) if size else np.empty(0)
+        self._block = torch.from_numpy(numbers).to(self.device)
+        self._number, self._cursor = number, 0
+        self._forget_scaled()
+
+    def _forget_scaled(self) -> None:
+        self._high = 0
+
+
+class ShuffleStream:
+    """Random permutations.
+
+    >>> stream = ShuffleStream(seed=0, device=torch.device("cpu"))
+    >>> sorted(stream.draw(4).tolist())
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        """Start the stream of a seed."""
+        self.seed = seed
+        self.device = device
+        self._number = -1
+        self._cursor = 0
+        self._block = torch.empty(0, 0, dtype=torch.long, device=device)
+
+    def draw(self, n: int) -> Tensor:
+        """A permutation of the numbers from 0 to `n` - 1."""
+        if self._cursor >= len(self._block) or self._block.shape[1] != n:
+            self._open_block(self._number + 1, n)
+        self._cursor += 1
+        return self._block[self._cursor - 1]
+
+    def to(self, device: torch.device) -> None:
+        """Continue on another device."""
+        self.device = device
+        self._block = self._block.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed and position."""
+        return {"seed": self.seed, "number": self._number, "cursor": self._cursor, "size": self._block.shape[1]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position."""
+        self.seed = state["seed"]
+        if state["size"]:
+            self._open_block(state["number"], state["size"])
+        self._number, self._cursor = state["number"], state["cursor"]
+
+    def _open_block(self, number: int, n: int) -> None:
+        count = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // n))
+        ordered = np.broadcast_to(np.arange(n), (count, n))
+        shuffled = np.random.default_rng([self.seed, number]).permuted(ordered, axis=1)
+        self._block = torch.from_numpy(shuffled).to(self.device)
         self._number, self._cursor = number, 0

@@ -220,8 +220,9 @@ def test_torch_numpy_and_list_agree(dtype):
 def test_unusual_arrays_are_read():
     """Regression: reversed and big-endian arrays were "not numbers", read-only ones made torch warn."""
     spec = spec_of(spaces.Box(-9, 9, (2,)))
-    plain = np.arange(2.0)
-    for array in (plain[::-1], np.broadcast_to(np.float32(1), 2), plain.astype(">f4"), [np.float16(1), np.int8(2)]):
+    plain, read_only = np.arange(2.0), np.ones(2, np.float32)
+    read_only.flags.writeable = False
+    for array in (read_only, plain[::-1], plain.astype(">f4"), [np.float16(1), np.int8(2)]):
         packed = pack(spec, observations=array, next_observations=array)
         assert packed.observations[0].tolist() == list(array)
 

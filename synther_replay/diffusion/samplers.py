@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -33,17 +34,17 @@ def heun(
     sigmas: Sequence[float],
     *,
     rng: torch.Generator | None = None,
-    S_churn: float = 0.0,  # noqa: N803 (the paper's names)
-    S_tmin: float = 0.05,  # noqa: N803
-    S_tmax: float = 50.0,  # noqa: N803
-    S_noise: float = 1.003,  # noqa: N803
+    S_churn: float = 0.0,
+    S_tmin: float = 0.05,
+    S_tmax: float = 50.0,
+    S_noise: float = 1.003,
 ) -> Tensor:
     """Karras et al. (2022), algorithm 2: stochastic Heun; with ``S_churn = 0`` algorithm 1, deterministic Heun.
 
     Two evaluations of the denoiser per step and one in the last.
     """
     most = min(S_churn / (len(sigmas) - 1), math.sqrt(2) - 1)
-    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for sigma, sigma_next in pairwise(sigmas):
         gamma = most if S_tmin <= sigma <= S_tmax else 0.0
         sigma_hat = sigma * (1 + gamma)
         if gamma > 0:
@@ -69,7 +70,7 @@ def dpm_solver_2m(
     """
     before: Tensor | None = None
     h_before = 0.0
-    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for sigma, sigma_next in pairwise(sigmas):
         now = denoise(x, sigma)
         if sigma_next == 0:
             return now

@@ -108,6 +108,7 @@ class StackTrainer:
         self.optimiser.reset(initialise(self.shape, self.stack, rng))
         self.frequencies.copy_(self._draw_frequencies(rng))
 
+    @torch.no_grad()
     def fit(
         self,
         train: Tensor,
@@ -124,8 +125,12 @@ class StackTrainer:
             on_progress: Called with steps done, mean loss and mean held-out loss at every evaluation.
 
         Raises:
+            ValueError: Rows of another shape, which might otherwise broadcast.
             DivergedError: A loss was not finite.
         """
+        for name, rows in (("train", train), ("held_out", held_out)):
+            if rows is not None and tuple(rows.shape) != (self.stack, max(1, rows.shape[-2]), self.shape.dim):
+                raise ValueError(f"{name}: expected shape ({self.stack}, n, {self.shape.dim}), got {tuple(rows.shape)}")
         with self._undone_on_failure():
             if plan.from_scratch and self.adam_steps:
                 self.restart()

@@ -1,0 +1,90 @@
+"""What every benchmark shares: timing without warm-up, the origin of a number, JSON and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(work: Callable[[], Any], device: torch.device, *, repeats: int = 3, warm_up: int = 1) -> float:
+    """Median time of one call, after `warm_up` calls that are not counted."""
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(repeats):
+        synchronise(device)
+        begun = time.perf_counter()
+        work()
+        synchronise(device)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def origin(device: torch.device) -> dict[str, Any]:
+    """Machine, versions, command and commit behind a result."""
+    names = ("synther-replay", "torch", "numpy", "gymnasium", "safetensors", "triton", "stable-baselines3", "mujoco")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "machine": {"accelerator": accelerator, "cpu": platform.machine(), "cores": os.cpu_count()},
+        "versions": versions,
+        "command": "python " + " ".join(sys.argv),
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """The commit measured: from git, or from SYNTHER_REPLAY_COMMIT where the tree was copied without its history."""
+    given = os.environ.get("SYNTHER_REPLAY_COMMIT")
+    if given:
+        return given
+    folder = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a result in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown; numbers are rounded to four digits."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,201 @@
+"""How fast the core is: training step, generation, buffer, refit; beside the published code where it is at hand.
+
+    python benchmarks/throughput.py --out benchmarks/results/throughput.json
+    python benchmarks/throughput.py --reference path/to/SynthER --out benchmarks/results/throughput-h200.json
+
+All times exclude warm-up (first calls compile and capture; that is reported on its own). On a CPU the sizes are
+small and the `tiny` preset stands for the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from reference import PublishedDiffusion
+from reporting import markdown_table, origin, seconds, synchronise, write_json
+
+from synther_replay import (
+    DiffusionGenerator,
+    GeneratorConfig,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    Transitions,
+    TransitionSpec,
+)
+from synther_replay.generator import resolve_device
+
+BATCH = 256
+
+
+def toy_transitions(rows: int, device: torch.device, *, stack: int = 1) -> Transitions:
+    """Correlated random transitions with the columns of HalfCheetah: speed does not depend on what they mean."""
+    box = gym.spaces.Box
+    spec = TransitionSpec.from_spaces(box(-np.inf, np.inf, (17,), np.float64), box(-1, 1, (6,)))
+    rng = torch.Generator(device).manual_seed(0)
+    x = torch.randn(stack, rows, spec.dim, generator=rng, device=device)
+    x[..., spec.next_observations] = 0.9 * x[..., spec.observations] + 0.1 * x[..., spec.next_observations]
+    x[..., spec.actions].clamp_(-1, 1)
+    x[..., spec.terminated] = (x[..., spec.terminated] > 2.5).float()
+    return Transitions(spec, x[0] if stack == 1 else x)
+
+
+class Suite:
+    """The measurements, each a method that fills one entry of `results`."""
+
+    def __init__(self, device: torch.device, published: PublishedDiffusion | None) -> None:
+        """Choose sizes for the device."""
+        self.device = device
+        self.published = published
+        self.large = device.type == "cuda"
+        self.paper = GeneratorConfig.paper() if self.large else GeneratorConfig.tiny(patience=None)
+        self.fast = GeneratorConfig.fast() if self.large else GeneratorConfig.tiny()
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def first_use(self) -> None:
+        """What the very first fit and sample cost before they are fast: compilation and capture."""
+        data = toy_transitions(10_000, self.device)
+        generator = DiffusionGenerator(data.spec, self.fast, device=self.device)
+        begun = time.perf_counter()
+        generator.fit(data, steps=10)
+        fitted = time.perf_counter()
+        generator.sample(1_000)
+        synchronise(self.device)
+        self.results["first use"] = {"fit_s": fitted - begun, "sample_s": time.perf_counter() - fitted}
+
+    def training_step(self, stack: int, batch: int = BATCH) -> None:
+        """One gradient step of `stack` models: gather, noise, forward, backward, clip, Adam, average."""
+        steps = 4_000 if self.large else 100
+        data = toy_transitions(100_000 if self.large else 5_000, self.device, stack=stack)
+        config = replace(self.paper, batch_size=batch)
+        generator = DiffusionGenerator(data.spec, config, device=self.device, stack=stack)
+        generator.fit(data, steps=steps // 10)
+        ours = generator.fit(data, steps=steps).seconds / steps
+        entry: dict[str, Any] = {"ms": ours * 1e3, "parameters": generator.parameters}
+        if self.published and batch == BATCH and stack == 1:
+            step = self.published.train_step
+            count = 200
+            entry["published_ms"] = seconds(_repeat(step, count), self.device, repeats=3) / count * 1e3
+            entry["ratio"] = entry["published_ms"] / entry["ms"]
+        self.results[f"training step, M = {stack}, batch {batch}"] = entry
+
+    def generation(self, name: str, config: GeneratorConfig) -> None:
+        """Rows from a fitted generator to decoded transitions on the device, with the peak of its memory."""
+        rows = 1_000_000 if self.large else 20_000
+        data = toy_transitions(50_000 if self.large else 5_000, self.device)
+        generator = DiffusionGenerator(data.spec, config, device=self.device)
+        generator.fit(data, steps=200)
+        generator.sample(config.chunk)
+        if self.large:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        entry: dict[str, Any] = {"rows": rows, "s": seconds(lambda: generator.sample(rows), self.device, warm_up=0)}
+        if self.large:
+            entry["peak_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9
+        if self.published and name == "paper":
+            published = self.published
+            part = rows // 10  # it works through batches of this size one after the other
+            entry["published_s"] = 10 * seconds(lambda: published.sample(part), self.device, repeats=1)
+            entry["published_note"] = f"10 x the time of {part} rows"
+        self.results[f"generation, {name}"] = entry
+
+    def refit(self) -> None:
+        """A warm refresh of a buffer end to end: fit and generate, twice after the one that is not counted."""
+        rows = 250_000 if self.large else 20_000
+        data = toy_transitions(100_000 if self.large else 5_000, self.device)
+        real = RingBuffer(data.spec, 1_000_000, device=self.device)
+        real.add(data)
+        generator = DiffusionGenerator(data.spec, self.fast, device=self.device)
+        schedule = RetrainSchedule(every=2_500, rows=rows, start=1)
+        buffer = SyntheticReplayBuffer(real, generator, schedule=schedule, device=self.device)
+        buffer.refresh()
+        total = seconds(buffer.refresh, self.device, warm_up=0, repeats=3)
+        report = buffer.last_refresh
+        assert report is not None
+        self.results["refit, fast, warm"] = {
+            "s": total,
+            "fit_s": report.fit_seconds,
+            "fit_steps": report.fit.steps,
+            "sample_s": report.sample_seconds,
+            "rows": rows,
+        }
+        self._buffer(buffer, data)
+
+    def _buffer(self, buffer: SyntheticReplayBuffer, data: Transitions) -> None:
+        """`add` of one transition, and `sample` against one gather of as many rows from one tensor."""
+        count = 2_000
+        matrix, rng = data.rows.clone(), torch.Generator(self.device).manual_seed(0)
+
+        def gather() -> torch.Tensor:
+            index = torch.randint(len(matrix), (BATCH,), generator=rng, device=self.device)
+            return matrix.index_select(0, index)
+
+        one = [np.asarray(part) for part in (*np.split(data.rows[0].cpu().numpy(), [17, 23, 24, 41]),)]
+        fields = (one[0], one[1], one[2][0], one[3], False)
+        buffer.schedule = RetrainSchedule(every=10**9, rows=1, start=10**9)
+        alternate = [
+            (
+                seconds(_repeat(gather, count), self.device) / count * 1e6,
+                seconds(_repeat(lambda: buffer.sample(BATCH), count), self.device) / count * 1e6,
+            )
+            for _ in range(3)
+        ]
+        plain, mixed = (float(np.median(column)) for column in zip(*alternate, strict=True))
+        self.results["buffer, batch 256, r = 0.5"] = {
+            "sample_us": mixed,
+            "one_gather_us": plain,
+            "ratio": mixed / plain,
+            "add_us": seconds(_repeat(lambda: buffer.add(*fields), count), self.device) / count * 1e6,
+        }
+
+
+def _repeat(work: Callable[[], Any], count: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            work()
+
+    return run
+
+
+def measure(device: torch.device, reference: Path | None) -> dict[str, dict[str, Any]]:
+    """Run every measurement that fits the device."""
+    published = None
+    if reference is not None:
+        published = PublishedDiffusion(reference, toy_transitions(100_000, torch.device("cpu")).rows)
+    suite = Suite(device, published)
+    suite.first_use()
+    for stack in (1, 8) if suite.large else (1, 2):
+        suite.training_step(stack)
+    if suite.large:
+        suite.training_step(1, batch=1024)
+        suite.generation("paper", suite.paper)
+    suite.generation("fast" if suite.large else "tiny", suite.fast)
+    suite.refit()
+    return suite.results
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--reference", type=Path, help="checkout of the published SynthER code, timed in the same run")
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    args = parser.parse_args()
+    device = resolve_device(args.device)
+    results = measure(device, args.reference)
+    rows = [[name, key, value] for name, entry in results.items() for key, value in entry.items()]
+    print(markdown_table(("measurement", "figure", "value"), rows))
+    if args.out:
+        write_json(args.out, {"results": results, **origin(device)})
+
+
+if __name__ == "__main__":
+    main()

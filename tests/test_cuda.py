@@ -1,0 +1,130 @@
+"""What only a GPU can show; skipped without one."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from synther_replay import (
+    DiffusionGenerator,
+    GeneratorConfig,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    Transitions,
+    TransitionSpec,
+)
+from synther_replay.diffusion import trainer as trainer_module
+from synther_replay.metrics import fidelity
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (2,)))
+SMALL = GeneratorConfig.fast(width=128, depth=2, embedding=32, steps=400, refresh_steps=50, chunk=4_096)
+
+
+def transitions(n=5_000, stack=1, device="cuda"):
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.randn(stack, n, SPEC.dim, generator=rng)
+    rows[..., SPEC.next_observations] = rows[..., SPEC.observations] * 0.9 + 0.2
+    rows[..., SPEC.actions] = rows[..., SPEC.actions].tanh()
+    rows[..., SPEC.terminated] = (rows[..., :1] > 1.5).float()
+    return Transitions(SPEC, (rows[0] if stack == 1 else rows).to(device))
+
+
+def test_same_seed_same_rows_and_other_seed_other_rows():
+    first, again, other = (DiffusionGenerator(SPEC, SMALL, device="cuda", seed=s) for s in (1, 1, 2))
+    for generator in (first, again, other):
+        generator.fit(transitions(), steps=50)
+    rows = [g.sample(6_000).rows for g in (first, again, other)]
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0], rows[2])
+    assert not torch.equal(first.sample(6_000).rows, rows[0]), "a second call draws new rows"
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_captured_training_equals_plain_training(monkeypatch, stack):
+    config = GeneratorConfig.fast(width=64, depth=2, embedding=32, precision="fp32")
+    captured = DiffusionGenerator(SPEC, config, device="cuda", stack=stack)
+    report = captured.fit(transitions(stack=stack), steps=40)
+    monkeypatch.setattr(trainer_module, "capture", lambda function, rng: function)
+    plain = DiffusionGenerator(SPEC, config, device="cuda", stack=stack)
+    expected = plain.fit(transitions(stack=stack), steps=40)
+    torch.testing.assert_close(captured._trainer.weights(), plain._trainer.weights(), rtol=1e-3, atol=1e-5)
+    assert report.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+def test_bf16_learns_as_well_as_fp32():
+    real = transitions(20_000)
+    marginal = {}
+    for precision in ("bf16", "fp32"):
+        generator = DiffusionGenerator(
+            SPEC, GeneratorConfig.fast(width=256, depth=3, precision=precision), device="cuda"
+        )
+        generator.fit(real, steps=3_000)
+        marginal[precision] = fidelity(real, generator.sample(20_000)).marginal
+    assert marginal["bf16"] > 0.97
+    assert marginal["bf16"] == pytest.approx(marginal["fp32"], abs=0.01)
+
+
+def test_a_growing_buffer_is_fitted_again_and_again():
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
+    for n in (1_000, 3_000, 9_000):
+        report = generator.fit(transitions(n))
+        assert np.isfinite(report.loss)
+    assert report.steps == SMALL.refresh_steps
+
+
+def test_generating_many_rows_takes_bounded_memory():
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
+    generator.fit(transitions(), steps=20)
+    generator.sample(10)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    rows = generator.sample(500_000).rows
+    assert torch.cuda.max_memory_reserved() - before < 3 * rows.numel() * 4
+
+
+def test_a_run_moves_between_gpu_and_cpu(tmp_path):
+    def make(device):
+        generator = DiffusionGenerator(SPEC, SMALL, device=device)
+        schedule = RetrainSchedule(every=10_000, rows=2_000, start=100)
+        return SyntheticReplayBuffer(RingBuffer(SPEC, 9_000, device=device), generator, schedule=schedule)
+
+    on_gpu = make("cuda")
+    on_gpu.add(transitions())
+    on_gpu.sample(64)
+    on_gpu.save(tmp_path / "run")
+    on_cpu = make("cpu")
+    on_cpu.load(tmp_path / "run")
+    for _ in range(40):  # the store and the order of rows are the same on either device
+        assert torch.equal(on_gpu.sample(64).rows.cpu(), on_cpu.sample(64).rows)
+    assert on_cpu.refresh() is not None
+    back = make("cuda")
+    on_cpu.save(tmp_path / "run")
+    back.load(tmp_path / "run")
+    assert torch.equal(back.sample(64).rows.cpu(), on_cpu.sample(64).rows)
+
+
+def test_running_out_of_memory_keeps_model_and_store():
+    real = RingBuffer(SPEC, 9_000, device="cuda")
+    real.add(transitions())
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
+    buffer = SyntheticReplayBuffer(real, generator, schedule=RetrainSchedule(every=1, rows=1_000, start=1))
+    buffer.refresh()
+    rows, state = buffer.store.rows.clone(), generator.state_dict()
+    buffer.schedule = RetrainSchedule(every=1, rows=10**9, start=1)
+    buffer.store.capacity = 10**9
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 4e9 / total))
+    try:
+        with pytest.warns(RuntimeWarning, match="keeping the previous model"):
+            assert buffer.refresh() is None
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(buffer.store.rows, rows)
+    for name, tensor in generator.state_dict()["trainer"].items():
+        before = state["trainer"][name]
+        assert torch.equal(tensor, before) if isinstance(tensor, torch.Tensor) else tensor == before
+    assert len(buffer.sample(64)) == 64
