@@ -13,6 +13,7 @@ import io
 import sys
 import tempfile
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def _stand_in_for_unused() -> None:
         if name in sys.modules or _installed(name):
             continue
         module = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)  # accelerate looks for it to see whether a logger is there
         for attribute in ("ReplayBuffer", "FlattenObservation", "Env"):
             setattr(module, attribute, type(attribute, (), {}))
         sys.modules[name] = module

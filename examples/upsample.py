@@ -75,9 +75,7 @@ def main() -> None:
 
     generator = DiffusionGenerator(real.spec, GeneratorConfig.tiny(), device="auto", seed=args.seed)
     report = generator.fit(real, steps=args.steps, progress=True)
-    print(
-        f"fitted {generator.parameters:,} parameters on {generator.device}: {report.steps:,} steps, {report.seconds:.0f} s"
-    )
+    print(f"fitted {generator.parameters:,} parameters in {report.steps:,} steps and {report.seconds:.0f} s")
 
     begun = time.monotonic()
     synthetic = generator.sample(10 * len(real))

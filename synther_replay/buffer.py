@@ -210,7 +210,7 @@ class SyntheticReplayBuffer:
             "generator": _stateful(self.generator, "generator").state_dict(),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
-            "schedule": vars(self.schedule),
+            "schedule": dict(vars(self.schedule)),
             "steps": self.steps,
             "refreshes": self.refreshes,
             "last_attempt": self._last_attempt,

@@ -95,7 +95,10 @@ def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
 def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Replace every tensor of the tree by its name."""
     if isinstance(node, Tensor):
-        tensors[name] = node.detach().cpu().contiguous()
+        tensor = node.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        shared = any(other.untyped_storage().data_ptr() == place for other in tensors.values())
+        tensors[name] = tensor.clone() if shared else tensor  # safetensors refuses memory that two tensors share
         return {"__tensor__": name}
     if isinstance(node, dict):
         return {key: _take_tensors(value, f"{name}/{key}", tensors) for key, value in node.items()}

@@ -153,7 +153,8 @@ def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
     ):
         low[columns] = np.concatenate([leaf.low for leaf in leaves])
         high[columns] = np.concatenate([leaf.high for leaf in leaves])
-    low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    with np.errstate(over="ignore"):  # bounds that float32 cannot hold become infinite, then its largest number
+        low32, high32 = low.astype(np.float32), high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
     return torch.from_numpy(low32), torch.from_numpy(high32)

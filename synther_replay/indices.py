@@ -109,6 +109,7 @@ class ShuffleStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position."""
         self.seed = state["seed"]
+        self._block = self._block[:0, :0]
         if state["size"]:
             self._open_block(state["number"], state["size"])
         self._number, self._cursor = state["number"], state["cursor"]

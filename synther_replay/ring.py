@@ -68,6 +68,8 @@ class RingBuffer:
 
     def sample(self, n: int) -> Transitions:
         """Draw `n` transitions uniformly with replacement."""
+        if n < 1:
+            raise ValueError(f"n: expected at least 1, got {n}")
         if self._size == 0:
             raise ValueError("buffer: it is empty, add transitions before sampling")
         return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
@@ -75,7 +77,7 @@ class RingBuffer:
     def transitions(self) -> Transitions:
         """All transitions, oldest first."""
         held = self._rows[: self._size]
-        in_order = held if self._size < self.capacity else held.roll(-self._next, 0)
+        in_order = held.clone() if self._size < self.capacity else held.roll(-self._next, 0)
         return Transitions(self.spec, in_order)
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class SyntheticStore:
 
     def replace(self, transitions: Transitions) -> None:
         """Throw away what is held and hold these instead."""
+        if transitions.spec != self.spec:
+            raise ValueError(f"transitions: their spec differs from the store's, {transitions.spec.to_json()}")
         rows = transitions.rows
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")

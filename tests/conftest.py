@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
+
+from synther_replay.transitions import Transitions, TransitionSpec
 
 # The tests compute on matrices so small that threads cost more than they bring, above all where tests run in parallel.
 torch.set_num_threads(1)
@@ -15,3 +19,78 @@ torch.set_num_threads(1)
 def stream() -> Callable[[int], torch.Generator]:
     """Makes a random generator on the CPU from a seed."""
     return lambda seed: torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def spec() -> TransitionSpec:
+    """Layout of the toy transitions."""
+    return TransitionSpec.from_spaces(spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
+
+
+@pytest.fixture(scope="session")
+def numbered(spec: TransitionSpec) -> Callable[..., Transitions]:
+    """Makes n transitions whose rewards count up from `first`; the other fields follow from that number."""
+
+    def make(n: int, first: int = 0) -> Transitions:
+        x = torch.arange(first, first + n, dtype=torch.float32)
+        observations, next_observations = (torch.stack([y.sin(), y.cos()], -1) for y in (x, x + 0.1))
+        return Transitions.from_arrays(spec, observations, x % 3, x, next_observations, x % 5 == 0)
+
+    return make
+
+
+class FakeGenerator:
+    """Stands for a diffusion model: the reward of its rows is minus the number of fits, column 0 counts its rows."""
+
+    def __init__(self, spec: TransitionSpec) -> None:
+        self.spec = spec
+        self.fits = self.drawn = 0
+        self.learnt: list[int] = []  # rows of each fit
+        self.during_fit: Callable[[], Any] = lambda: None  # called in the middle of it
+        self.during_sample: Callable[[], Any] = lambda: None
+
+    def fit(self, transitions: Transitions) -> str:
+        self.learnt.append(len(transitions))
+        self.fits += 1
+        self.during_fit()
+        return f"fit {self.fits}"
+
+    def sample(self, n: int) -> Transitions:
+        rows = torch.zeros(n, self.spec.dim)
+        rows[:, self.spec.rewards] = -self.fits
+        rows[:, 0] = torch.arange(self.drawn, self.drawn + n)
+        self.drawn += n
+        self.during_sample()
+        return Transitions(self.spec, rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fits": self.fits, "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.fits, self.drawn = state["fits"], state["drawn"]
+
+
+@pytest.fixture
+def fake(spec: TransitionSpec) -> FakeGenerator:
+    """A generator whose rows say which fit they come from."""
+    return FakeGenerator(spec)
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Compares two trees of dicts, lists, tensors and plain values bit by bit."""
+
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(map(equal, a, b))
+        return type(a) is type(b) and repr(a) == repr(b)
+
+    return equal
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,188 @@
+"""Settings: presets, overrides, refusals, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from synther_replay.config import GeneratorConfig
+from synther_replay.diffusion.generation import SamplerSettings
+from synther_replay.diffusion.network import NetworkShape
+
+PRESETS = [GeneratorConfig.paper, GeneratorConfig.fast, GeneratorConfig.tiny]
+
+
+def _values(config: GeneratorConfig, *names: str) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in names)
+
+
+# --- presets
+
+
+def test_paper_is_as_published() -> None:
+    paper = GeneratorConfig.paper()
+    assert _values(paper, "width", "depth", "fourier") == (1024, 6, 16)
+    assert _values(paper, "steps", "warm_start", "patience", "max_seconds") == (100_000, False, None, None)
+    assert _values(paper, "learning_rate", "betas", "gradient_clip") == (3e-4, (0.9, 0.99), 1.0)
+    assert _values(paper, "average_decay", "average_every") == (0.995, 10)
+    assert _values(paper, "solver", "sampling_steps", "sigma_min", "sigma_max", "rho") == ("heun", 128, 0.002, 80.0, 7.0)
+    assert _values(paper, "churn", "churn_min", "churn_max", "churn_noise") == (80.0, 0.05, 50.0, 1.003)
+    assert paper.held_out == 0.0
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(1, 256), (799_999, 256), (800_000, 1024), (2_000_000, 1024)])
+def test_paper_and_fast_take_larger_batches_from_800_thousand_rows_on(rows: int, batch: int) -> None:
+    assert GeneratorConfig.paper().batch_size_for(rows) == batch
+    assert GeneratorConfig.fast().batch_size_for(rows) == batch
+
+
+def test_fast_is_the_published_network_warm_started_and_stopped_early_with_few_steps() -> None:
+    fast, paper = GeneratorConfig.fast(), GeneratorConfig.paper()
+    assert fast.network(42) == paper.network(42)
+    assert fast.warm_start
+    assert fast.patience is not None
+    assert 0 < fast.held_out <= 0.1
+    assert fast.steps == 10_000
+    assert 1_000 <= fast.refresh_steps <= 3_000
+    assert fast.sampling_steps <= 20
+    assert fast == GeneratorConfig()
+
+
+def test_tiny_is_small_and_otherwise_as_fast() -> None:
+    tiny, fast = GeneratorConfig.tiny(), GeneratorConfig.fast()
+    assert tiny.network(42).parameters < fast.network(42).parameters / 50
+    assert tiny.steps < fast.steps
+    assert tiny.sampler() == fast.sampler()
+    assert (tiny.warm_start, tiny.held_out, tiny.patience) == (fast.warm_start, fast.held_out, fast.patience)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_takes_changes_and_keeps_the_rest(preset: Any) -> None:
+    changed = preset(sampling_steps=33, width=64)
+    assert _values(changed, "sampling_steps", "width") == (33, 64)
+    assert dataclasses.replace(changed, sampling_steps=preset().sampling_steps, width=preset().width) == preset()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_unknown_setting_is_refused_by_name(preset: Any) -> None:
+    with pytest.raises(TypeError, match="sampling_stepz"):
+        preset(sampling_stepz=3)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_changes_are_checked_like_everything_else(preset: Any) -> None:
+    with pytest.raises(ValueError, match="depth.*0"):
+        preset(depth=0)
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GeneratorConfig().width = 8  # type: ignore[misc]
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[
+            (name, value)
+            for name in ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
+            for value in (0, -5)
+        ],
+        *[(name, value) for name in ("depth", "chunk", "sampling_steps") for value in (0, -1)],
+        *[(name, value) for name in ("width", "embedding") for value in (0, 4, 100, -8)],
+        ("fourier", 0),
+        ("fourier", 7),
+        *[
+            (name, value)
+            for name in ("learning_rate", "gradient_clip", "rho", "churn_noise")
+            for value in (0.0, -1.0, math.inf, math.nan)
+        ],
+        ("betas", (0.9, 1.0)),
+        ("betas", (-0.1, 0.9)),
+        ("betas", (0.9,)),
+        ("average_decay", 1.0),
+        ("average_decay", -0.1),
+        ("held_out", -0.1),
+        ("held_out", 0.6),
+        ("held_out", math.nan),
+        ("patience", 0),
+        ("max_seconds", 0.0),
+        ("max_seconds", -1.0),
+        ("max_seconds", math.nan),
+        ("solver", "euler"),
+        ("sigma_min", 0.0),
+        ("sigma_min", -1.0),
+        ("sigma_min", 80.0),
+        ("churn", -1.0),
+        ("churn", math.inf),
+        ("eta", -0.5),
+        ("eta", math.nan),
+        ("precision", "fp16"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name_and_value(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected .*, got {re.escape(repr(value))}$"):
+        GeneratorConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("patience", None),
+        ("max_seconds", None),
+        ("max_seconds", 0.5),
+        ("held_out", 0.0),
+        ("held_out", 0.5),
+        ("betas", (0.0, 0.0)),
+        ("churn", 0.0),
+        ("width", 8),
+        ("fourier", 2),
+        ("average_decay", 0.0),
+        ("precision", "fp32"),
+        ("precision", "bf16"),
+        ("solver", "heun"),
+    ],
+)
+def test_values_at_the_edge_of_what_works_are_taken(name: str, value: Any) -> None:
+    assert getattr(GeneratorConfig(**{name: value}), name) == value
+
+
+# --- JSON and the parts
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_settings_survive_json(preset: Any) -> None:
+    config = preset(max_seconds=1.5, betas=(0.8, 0.9), normalise_rewards=False)
+    again = GeneratorConfig.from_json(json.loads(json.dumps(config.to_json())))
+    assert again == config
+    assert again.betas == (0.8, 0.9)
+
+
+def test_json_with_a_setting_of_a_later_release_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="momentum"):
+        GeneratorConfig.from_json({**GeneratorConfig().to_json(), "momentum": 0.5})
+
+
+def test_json_is_checked_like_everything_else() -> None:
+    with pytest.raises(ValueError, match="width.*13"):
+        GeneratorConfig.from_json({**GeneratorConfig().to_json(), "width": 13})
+
+
+def test_network_and_sampler_get_their_settings() -> None:
+    config = GeneratorConfig(
+        width=40, depth=2, embedding=24, fourier=6, solver="heun", sampling_steps=5, sigma_min=0.1, sigma_max=9.0,
+        rho=3.0, churn=1.0, churn_min=0.2, churn_max=8.0, churn_noise=1.1, eta=0.7,
+    )  # fmt: skip
+    assert config.network(11) == NetworkShape(dim=11, width=40, depth=2, embedding=24, fourier=6)
+    assert config.sampler() == SamplerSettings(
+        solver="heun", steps=5, sigma_min=0.1, sigma_max=9.0, rho=3.0, churn=1.0, churn_min=0.2, churn_max=8.0,
+        churn_noise=1.1, eta=0.7,
+    )  # fmt: skip
