@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.checks import resolve_device
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
 from synther_replay.indices import ShuffleStream
 from synther_replay.mixing import check_real_ratio, split_batch
 from synther_replay.protocols import Generator, RealBuffer, Stateful
 from synther_replay.schedule import RetrainSchedule
+from synther_replay.seeding import derive_seed
 from synther_replay.store import SyntheticStore
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.transitions import Transitions, TransitionSpec, refuse_non_finite
 
 KIND = "synthetic replay buffer"
 logger = logging.getLogger(__name__)
@@ -86,11 +88,14 @@ class SyntheticReplayBuffer:
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: neither part has one, give it (got {spec!r})")
+        for name, part in (("real", real), ("generator", generator)):
+            if getattr(part, "spec", spec) != spec:
+                raise ValueError(f"{name}: its spec differs from {spec.to_json()}")
         if device is None:
             device = getattr(generator, "device", "cpu")
         self.real, self.generator, self.spec = real, generator, spec
         self.real_ratio = check_real_ratio(real_ratio)
-        self.store = SyntheticStore(spec, capacity, torch.device(device), seed=seed)
+        self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
         if schedule is None:
             schedule = RetrainSchedule.fast() if self.device.type == "cuda" else RetrainSchedule.tiny()
         self.schedule = schedule
@@ -98,7 +103,7 @@ class SyntheticReplayBuffer:
         self.refreshes = 0
         self.last_refresh: RefreshReport | None = None
         self._last_attempt: int | None = None
-        self._shuffles = ShuffleStream(seed, self.device)
+        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
 
     @property
     def device(self) -> torch.device:
@@ -120,6 +125,7 @@ class SyntheticReplayBuffer:
         """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
         if len(fields) == 1 and isinstance(fields[0], Transitions):
             transitions = fields[0]
+            refuse_non_finite(transitions)
         elif len(fields) == 5:
             transitions = Transitions.from_arrays(self.spec, *fields)
         else:
@@ -134,19 +140,20 @@ class SyntheticReplayBuffer:
         if real and not len(self.real):
             raise ValueError("buffer: it is empty, add transitions before sampling")
         if not synthetic:
-            return self.real.sample(batch_size)
+            return self.real.sample(batch_size).to(self.device)
         # Real rows overwrite synthetic ones at random places: cheaper than joining and shuffling.
         rows = self.store.sample(batch_size)
         if real:
-            rows.index_copy_(0, self._shuffles.draw(batch_size)[:real], self.real.sample(real).rows.to(self.device))
+            places = self._shuffles.draw(batch_size)[:real]
+            rows.index_copy_(0, places, self.real.sample(real).rows.to(self.device))
         return Transitions(self.spec, rows)
 
     def refresh_if_due(self) -> RefreshReport | None:
         """Refresh if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
+        if self.real_ratio == 1.0 or not self.schedule.is_due(self.steps, self._last_attempt):
+            return None
         enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
-        if self.real_ratio < 1.0 and enough and self.schedule.is_due(self.steps, self._last_attempt):
-            return self.refresh()
-        return None
+        return self.refresh() if enough else None
 
     def refresh(self) -> RefreshReport | None:
         """Refit the generator to the real transitions and replace the synthetic ones in one step.
@@ -161,6 +168,8 @@ class SyntheticReplayBuffer:
             fit = self.generator.fit(self.real.transitions())
             fitted = time.monotonic()
             fresh = self.generator.sample(min(self.schedule.rows, self.store.capacity))
+            if not bool(torch.isfinite(fresh.rows).all()):
+                raise GenerationError("the generator gave rows that are not finite")
             self.store.replace(fresh)
         except BaseException as error:
             if before is not None and isinstance(self.generator, Stateful):
@@ -179,7 +188,7 @@ class SyntheticReplayBuffer:
 
     def to(self, device: torch.device | str) -> SyntheticReplayBuffer:
         """Move synthetic rows and batches to another device, and the generator where it can move."""
-        self.store.to(torch.device(device))
+        self.store.to(resolve_device(device))
         self._shuffles.to(self.device)
         if hasattr(self.generator, "to"):
             self.generator.to(self.device)
@@ -219,26 +228,29 @@ class SyntheticReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
-        if state["spec"] != self.spec.to_json():
-            raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
-        parts: list[tuple[str, Stateful]] = [
-            ("generator", _stateful(self.generator, "generator")),
-            ("store", self.store),
-            ("shuffles", self._shuffles),
-        ]
-        if state["real"] is not None:
-            parts.append(("real", _stateful(self.real, "real")))
-        undo = [(part, part.state_dict()) for _, part in parts]
+        parts: dict[str, Stateful] = {
+            "generator": _stateful(self.generator, "generator"),
+            "store": self.store,
+            "shuffles": self._shuffles,
+        }
+        if state.get("real", self) is not None:
+            parts["real"] = _stateful(self.real, "real")
+        before = {name: part.state_dict() for name, part in parts.items()}
         try:
-            for name, part in parts:
+            if state["spec"] != self.spec.to_json():
+                raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
+            schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
+            counts = state["steps"], state["refreshes"], state["last_attempt"]
+            for name, part in parts.items():
                 part.load_state_dict(state[name])
-            schedule = RetrainSchedule(**state["schedule"])
-        except BaseException:
-            for part, before in undo:
-                part.load_state_dict(before)
-            raise
-        self.schedule, self.real_ratio = schedule, check_real_ratio(state["real_ratio"])
-        self.steps, self.refreshes, self._last_attempt = state["steps"], state["refreshes"], state["last_attempt"]
+        except BaseException as error:
+            for name, part in parts.items():
+                part.load_state_dict(before[name])
+            if isinstance(error, CheckpointError) or not isinstance(error, Exception):
+                raise
+            raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
+        self.schedule, self.real_ratio = schedule, real_ratio
+        self.steps, self.refreshes, self._last_attempt = counts
 
 
 def _stateful(part: object, name: str) -> Stateful:

@@ -1,7 +1,7 @@
 """One file for a tree of tensors and JSON values: versioned, atomic, loaded without executing code.
 
-The file is a safetensors file. Its tensors are those of the tree, named by their path; its header holds the rest of
-the tree as JSON, the kind and version of the content, and a checksum per tensor.
+The file is a safetensors file. It holds the tensors of the tree, numbered; its header holds the rest of the tree as
+JSON, in which each tensor is described by number, type, shape and checksum, and a checksum of the header itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from synther_replay.errors import CheckpointError
 
 FORMAT = "synther_replay"
 VERSION = 1
+_TENSOR = "__tensor__"  # the one key that a state may not use
 
 
 def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
@@ -30,18 +31,17 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     Args:
         path: The file; its folder must exist.
         kind: What the state describes; `load_checkpoint` must ask for the same.
-        state: A tree of dicts (string keys), lists, tuples, tensors, strings, numbers, booleans and None.
+        state: A tree of dicts with string keys, lists, tuples (which come back as lists), tensors, strings, numbers,
+            booleans and None.
+
+    Raises:
+        TypeError: The state holds anything else.
     """
     path = Path(path)
     tensors: dict[str, Tensor] = {}
-    tree = _take_tensors(state, "", tensors)
-    header = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "kind": kind,
-        "tree": json.dumps(tree),
-        "checksums": json.dumps({name: _checksum(tensor) for name, tensor in tensors.items()}),
-    }
+    tree = json.dumps(_take_tensors(state, tensors))
+    header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
+    header["checksum"] = _header_checksum(header)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, temporary, metadata=header)
@@ -67,17 +67,14 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             header = file.metadata() or {}
             _check_header(path, header, kind)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, UnicodeError) as error:
         raise CheckpointError(f"path: {path} is truncated or not a checkpoint of this library ({error})") from error
     try:
-        checksums = json.loads(header["checksums"])
-        tree = json.loads(header["tree"])
-        damaged = [name for name in {*checksums, *tensors} if checksums.get(name) != _checksum(tensors[name])]
-    except (KeyError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"path: {path} is damaged ({error!r})") from error
-    if damaged:
-        raise CheckpointError(f"path: {path} is damaged, its data do not match their checksums (first: {damaged[0]})")
-    state = _put_tensors(tree, tensors)
+        state = _put_tensors(json.loads(header["tree"]), tensors)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"path: {path} is damaged ({error})") from error
+    if tensors:
+        raise CheckpointError(f"path: {path} is damaged, it holds tensors that belong nowhere: {sorted(tensors)}")
     assert isinstance(state, dict)
     return state
 
@@ -86,39 +83,51 @@ def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
     if header.get("format") != FORMAT:
         raise CheckpointError(f"path: {path} was not written by this library")
     version = header.get("version", "")
-    if not version.isdigit() or int(version) > VERSION:
+    if not version.isdecimal() or int(version) > VERSION:
         raise CheckpointError(f"path: {path} has format version {version!r}; this release reads up to {VERSION}")
+    if header.get("checksum") != _header_checksum(header):
+        raise CheckpointError(f"path: {path} is damaged, its header does not match its checksum")
     if header.get("kind") != kind:
         raise CheckpointError(f"path: {path} holds a {header.get('kind')!r}, expected a {kind!r}")
 
 
-def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace every tensor of the tree by its name."""
+def _header_checksum(header: dict[str, str]) -> str:
+    return str(zlib.crc32("\n".join(header.get(k, "") for k in ("format", "version", "kind", "tree")).encode()))
+
+
+def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Replace every tensor of the tree by its description, and collect them."""
     if isinstance(node, Tensor):
-        tensor = node.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        shared = any(other.untyped_storage().data_ptr() == place for other in tensors.values())
-        tensors[name] = tensor.clone() if shared else tensor  # safetensors refuses memory that two tensors share
-        return {"__tensor__": name}
+        name = str(len(tensors))
+        tensors[name] = node.detach().cpu().contiguous().clone()
+        return {_TENSOR: name, **_describe(tensors[name])}
     if isinstance(node, dict):
-        return {key: _take_tensors(value, f"{name}/{key}", tensors) for key, value in node.items()}
+        for key in node:
+            if not isinstance(key, str) or key == _TENSOR:
+                raise TypeError(f"state: expected strings as keys, and not {_TENSOR!r}, got {key!r}")
+        return {key: _take_tensors(value, tensors) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_take_tensors(value, f"{name}/{k}", tensors) for k, value in enumerate(node)]
+        return [_take_tensors(value, tensors) for value in node]
     return node
 
 
 def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse; takes the tensors out of `tensors`, and refuses one that is not as described."""
     if isinstance(node, dict):
-        if node.keys() == {"__tensor__"}:
-            return tensors[node["__tensor__"]]
-        return {key: _put_tensors(value, tensors) for key, value in node.items()}
+        if _TENSOR not in node:
+            return {key: _put_tensors(value, tensors) for key, value in node.items()}
+        tensor = tensors.pop(node[_TENSOR])
+        if node != {_TENSOR: node[_TENSOR], **_describe(tensor)}:
+            raise ValueError(f"tensor {node[_TENSOR]} does not match its description")
+        return tensor
     if isinstance(node, list):
         return [_put_tensors(value, tensors) for value in node]
     return node
 
 
-def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
+def _describe(tensor: Tensor) -> dict[str, Any]:
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(data)}
 
 
 def _to_disk(path: Path) -> None:

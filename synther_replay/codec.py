@@ -27,6 +27,7 @@ from synther_replay.transitions import TransitionSpec
 # outside it: one absurd value would otherwise squeeze all others of its column into nothing.
 _OUTLIER_SPANS = 3.0
 _CENTRAL = 0.001
+_FEW_OUTLIERS = 5  # so many at either end are left out even where they are more than that share
 # Quantiles of this many evenly spaced rows are good enough for that, and sorting them is fast on any device.
 _QUANTILE_ROWS = 20_000
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
@@ -162,10 +163,13 @@ def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
 
 def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
     """Range beyond which a value counts as an outlier of its column, ``(M, 1, columns)`` each."""
-    some = x[:, :: max(1, x.shape[1] // _QUANTILE_ROWS)].double().sort(dim=1).values
-    last = some.shape[1] - 1
-    margin = int(last * _CENTRAL)
-    low, high = some[:, margin : margin + 1], some[:, last - margin : last - margin + 1]
+    some = x[:, :: max(1, x.shape[1] // _QUANTILE_ROWS)].transpose(1, 2).contiguous()
+    rows = some.shape[2]
+    extreme = max(int(rows * _CENTRAL), min(_FEW_OUTLIERS, rows // 50)) + 1
+    low, high = (
+        some.topk(extreme, dim=2, largest=largest, sorted=True).values[..., -1].double()[:, None]
+        for largest in (False, True)
+    )
     span = (high - low) * _OUTLIER_SPANS
     # A column that is almost always the same (a sparse reward) has no span; its rare values are the point of it.
     span = torch.where(span > 0, span, torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.checks import resolve_device, whole_number
 from synther_replay.codec import TransitionCodec
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.generation import StackSampler
@@ -23,7 +25,7 @@ from synther_replay.transitions import Transitions, TransitionSpec
 
 KIND = "diffusion generator"
 # Rows that are not valid are drawn again, so many times at most.
-_ATTEMPTS = 20
+_REPAIRS = 20
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,17 @@ class DiffusionGenerator:
         stack: int = 1,
     ) -> None:
         """Build untrained models."""
-        if stack < 1:
-            raise ValueError(f"stack: expected at least 1, got {stack}")
-        if not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed: expected a whole number of at least 0, got {seed!r}")
+        if not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
         self.spec = spec
         self.device = resolve_device(device)
         if config is None:
             config = GeneratorConfig.fast() if self.device.type == "cuda" else GeneratorConfig.tiny()
-        self.config, self.seed, self.stack = config, seed, stack
+        if not isinstance(config, GeneratorConfig):
+            raise TypeError(f"config: expected a GeneratorConfig, got {config!r}")
+        self.config = config
+        self.seed = whole_number("seed", seed, least=0)
+        self.stack = whole_number("stack", stack)
         self.rejected = 0  # generated rows that were thrown away, in total
         self._draws = 0
         self._fitted = False
@@ -109,6 +113,7 @@ class DiffusionGenerator:
         """Number of parameters of one model."""
         return self._trainer.shape.parameters
 
+    @torch.inference_mode(mode=False)
     def fit(
         self,
         transitions: Transitions,
@@ -138,13 +143,17 @@ class DiffusionGenerator:
             from_scratch = not (self._fitted and self.config.warm_start)
         if steps is None:
             steps = self.config.steps if from_scratch else self.config.refresh_steps
+        if max_seconds is None:
+            max_seconds = self.config.max_seconds
+        elif not 0 < max_seconds < math.inf:
+            raise ValueError(f"max_seconds: expected a positive number, got {max_seconds!r}")
         plan = TrainingPlan(
-            steps=steps,
+            steps=whole_number("steps", steps),
             batch_size=self.config.batch_size_for(rows.shape[1]),
             learning_rate=self.config.learning_rate,
             evaluate_every=self.config.evaluate_every,
             patience=self.config.patience,
-            max_seconds=self.config.max_seconds if max_seconds is None else max_seconds,
+            max_seconds=max_seconds,
             from_scratch=from_scratch,
         )
         codec = self._new_codec()
@@ -182,28 +191,23 @@ class DiffusionGenerator:
             NotFittedError: Before the first `fit` or `load`.
             GenerationError: Too many rows were rejected to fill the request.
         """
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"n: expected a whole number of at least 1, got {n!r}")
+        n = whole_number("n", n)
         if not self._fitted:
             raise NotFittedError("generator: call fit or load before sample")
         rows = torch.empty(self.stack, n, self.spec.dim, device=self.device)
         wanting = self._generate_into(rows)
-        for _ in range(_ATTEMPTS):
+        for _ in range(_REPAIRS):
             missing = int(wanting.sum(1).max())
             if missing == 0:
-                return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
+                break
             self.rejected += int(wanting.sum())
-            spare = torch.empty(self.stack, missing, self.spec.dim, device=self.device)
-            unusable = self._generate_into(spare)
-            for m in range(self.stack):
-                places = wanting[m].nonzero()[:, 0]
-                usable = spare[m, ~unusable[m]][: len(places)]
-                rows[m, places[: len(usable)]] = usable
-                wanting[m, places[: len(usable)]] = False
-        raise GenerationError(
-            f"generator: after {_ATTEMPTS} attempts {int(wanting.sum())} of {n * self.stack} rows are still not valid; "
-            "fit longer or look at the data"
-        )
+            self._repair(rows, wanting, missing)
+        if bool(wanting.any()):
+            raise GenerationError(
+                f"generator: after {_REPAIRS} repairs {int(wanting.sum())} of {n * self.stack} rows are still not "
+                "valid; fit longer or look at the data"
+            )
+        return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
 
     def to(self, device: torch.device | str) -> DiffusionGenerator:
         """Move to another device, in place."""
@@ -294,6 +298,16 @@ class DiffusionGenerator:
         self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
         return invalid
 
+    def _repair(self, rows: Tensor, wanting: Tensor, count: int) -> None:
+        """Draw `count` more rows per model and put the valid ones where rows are wanting."""
+        spare = torch.empty(self.stack, count, self.spec.dim, device=self.device)
+        unusable = self._generate_into(spare)
+        for m in range(self.stack):
+            places = wanting[m].nonzero()[:, 0]
+            usable = spare[m, ~unusable[m]][: len(places)]
+            rows[m, places[: len(usable)]] = usable
+            wanting[m, places[: len(usable)]] = False
+
     def _new_codec(self) -> TransitionCodec:
         return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
 
@@ -314,13 +328,3 @@ class DiffusionGenerator:
             average_every=config.average_every,
         )
         self._sampler = StackSampler(shape, self.stack, self.device, dtype, config.sampler(), config.chunk)
-
-
-def resolve_device(device: torch.device | str) -> torch.device:
-    """A torch device; "auto" is the GPU if there is one, else the CPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from synther_replay.checks import whole_number
+
 
 def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool) -> tuple[int, int]:
     """Split a batch into exactly ``round(real_ratio * batch_size)`` real rows and the rest synthetic.
@@ -13,8 +15,7 @@ def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool
     >>> split_batch(256, 0.5, synthetic_available=False)
     (256, 0)
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+    batch_size = whole_number("batch_size", batch_size)
     check_real_ratio(real_ratio)
     real = round(real_ratio * batch_size) if synthetic_available else batch_size
     return real, batch_size - real
@@ -24,4 +25,4 @@ def check_real_ratio(real_ratio: float) -> float:
     """Return a valid ratio, refuse any other (NaN included)."""
     if not 0.0 <= real_ratio <= 1.0:
         raise ValueError(f"real_ratio: expected a number from 0 to 1, got {real_ratio}")
-    return real_ratio
+    return float(real_ratio)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.checks import resolve_device, whole_number
 from synther_replay.errors import CheckpointError
-from synther_replay.generator import resolve_device
 from synther_replay.indices import IndexStream
+from synther_replay.seeding import derive_seed
 from synther_replay.transitions import Transitions, TransitionSpec
 
 
@@ -31,15 +32,13 @@ class RingBuffer:
         self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
         """Make an empty buffer."""
-        if capacity < 1:
-            raise ValueError(f"capacity: expected at least 1, got {capacity}")
         self.spec = spec
-        self.capacity = capacity
+        self.capacity = whole_number("capacity", capacity)
         self.device = resolve_device(device)
         self._rows = torch.empty(0, spec.dim, device=self.device)
         self._size = 0
         self._next = 0  # where the next row goes, once the ring is full
-        self._indices = IndexStream(seed, self.device)
+        self._indices = IndexStream(derive_seed(seed, 10), self.device)
 
     def __len__(self) -> int:
         """Number of transitions held."""
@@ -51,7 +50,7 @@ class RingBuffer:
 
     def add(self, transitions: Transitions) -> None:
         """Append transitions; the oldest give way when it is full."""
-        if transitions.spec is not self.spec and transitions.spec != self.spec:
+        if transitions.spec != self.spec:
             raise ValueError(f"transitions: their spec differs from the buffer's, {transitions.spec.to_json()}")
         rows = transitions.rows.reshape(-1, self.spec.dim)[-self.capacity :]
         start = self._size if self._size < self.capacity else self._next

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from synther_replay.checks import whole_number
+
 
 @dataclass(frozen=True)
 class RetrainSchedule:
@@ -29,9 +31,7 @@ class RetrainSchedule:
     def __post_init__(self) -> None:
         """Refuse numbers that make no schedule."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field.name}: expected a whole number of at least 1, got {value!r}")
+            object.__setattr__(self, field.name, whole_number(field.name, getattr(self, field.name)))
 
     @classmethod
     def paper(cls) -> RetrainSchedule:

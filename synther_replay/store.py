@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.checks import whole_number
 from synther_replay.errors import CheckpointError
 from synther_replay.indices import IndexStream
+from synther_replay.seeding import derive_seed
 from synther_replay.transitions import Transitions, TransitionSpec
 
 # The store only changes as a whole, so rows for several batches can be gathered at once without being stale.
@@ -16,10 +18,20 @@ _BATCHES_AHEAD = 32
 _MOST_ROWS_AHEAD = 65_536
 
 
+class _Held:
+    """What a replacement replaces: one assignment, so that an interrupt finds the old or the new, never a mixture."""
+
+    __slots__ = ("ahead", "batch_size", "rows", "size")
+
+    def __init__(self, rows: Tensor, ahead: list[Tensor] | None = None) -> None:
+        self.rows = rows
+        self.size = len(rows)
+        self.ahead = ahead or []  # batches gathered ahead, the next one last
+        self.batch_size = len(self.ahead[-1]) if self.ahead else 0
+
+
 class SyntheticStore:
     """Bounded set of generated transitions, replaced as a whole and sampled uniformly.
-
-    `rows` keeps its place in memory as long as replacements are no larger, so that a captured CUDA graph may read it.
 
     Args:
         spec: Layout of the rows.
@@ -30,78 +42,68 @@ class SyntheticStore:
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: torch.device, *, seed: int = 0) -> None:
         """Make an empty store."""
-        if capacity < 1:
-            raise ValueError(f"capacity: expected at least 1, got {capacity}")
         self.spec = spec
-        self.capacity = capacity
+        self.capacity = whole_number("capacity", capacity)
         self.device = device
-        self.rows = torch.empty(0, spec.dim, device=device)
-        self._size = 0
-        self._indices = IndexStream(seed, device)
-        self._ahead = torch.empty(0, 0, spec.dim, device=device)
-        self._cursor = 0
+        self._indices = IndexStream(derive_seed(seed, 11), device)
+        self._held = _Held(torch.empty(0, spec.dim, device=device))
 
     def __len__(self) -> int:
         """Number of rows held."""
-        return self._size
+        return self._held.size
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows, ``(n, dim)``; replaced, never changed."""
+        return self._held.rows
 
     def replace(self, transitions: Transitions) -> None:
-        """Throw away what is held and hold these instead."""
+        """Throw away what is held and hold these instead; their rows belong to the store from now on."""
+        rows = transitions.rows
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: their spec differs from the store's, {transitions.spec.to_json()}")
-        rows = transitions.rows
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
-        if len(rows) > len(self.rows):
-            self.rows = torch.empty_like(rows, device=self.device)
-        self.rows[: len(rows)] = rows
-        self._size = len(rows)
-        self._forget_ahead()
+        self._held = _Held(rows.to(self.device))
 
     def sample(self, n: int) -> Tensor:
         """`n` rows drawn uniformly with replacement, ``(n, dim)``; the caller may keep and change them."""
-        if self._size == 0:
+        held = self._held
+        if not held.size:
             raise ValueError("store: it is empty")
-        if self._cursor >= len(self._ahead) or self._ahead.shape[1] != n:
+        if not held.ahead or held.batch_size != n:
             batches = max(1, min(_BATCHES_AHEAD, _MOST_ROWS_AHEAD // n))
-            index = self._indices.draw(batches * n, self._size)
-            self._ahead = self.rows.index_select(0, index).view(batches, n, -1)
-            self._cursor = 0
-        self._cursor += 1
-        return self._ahead[self._cursor - 1]
+            index = self._indices.draw(batches * n, held.size)
+            held.ahead = list(held.rows.index_select(0, index).view(batches, n, -1).unbind())
+            held.batch_size = n
+        return held.ahead.pop()
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._size = 0
-        self._forget_ahead()
+        self._held = _Held(self.rows[:0].clone())
 
     def to(self, device: torch.device) -> None:
         """Move to another device."""
         self.device = device
-        self.rows, self._ahead = self.rows.to(device), self._ahead.to(device)
+        self._held = _Held(self.rows.to(device), [batch.to(device) for batch in self._held.ahead])
         self._indices.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of rows and random state."""
         return {
-            "dim": self.spec.dim,
-            "rows": self.rows[: self._size].clone(),
-            "ahead": self._ahead[self._cursor :].clone(),
+            "rows": self.rows.clone(),
+            "ahead": [batch.clone() for batch in self._held.ahead],
             "indices": self._indices.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; rows that do not fit are refused and change nothing."""
         rows: Tensor = state["rows"]
-        if state["dim"] != self.spec.dim or len(rows) > self.capacity:
+        if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity:
             raise CheckpointError(
-                f"state: {len(rows)} rows of {state['dim']} columns do not fit a store of "
+                f"state: rows of shape {tuple(rows.shape)} do not fit a store of "
                 f"{self.capacity} rows of {self.spec.dim} columns"
             )
         self._indices.load_state_dict(state["indices"])
-        self.replace(Transitions(self.spec, rows.to(self.device)))
-        self._ahead = state["ahead"].to(self.device, copy=True)
-
-    def _forget_ahead(self) -> None:
-        self._ahead = torch.empty(0, 0, self.spec.dim, device=self.device)
-        self._cursor = 0
+        ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
+        self._held = _Held(rows.to(self.device, copy=True), ahead)

@@ -175,9 +175,9 @@ class Transitions:
             _flags(_shaped(_tensor(terminated, "terminated", device), lead, (), "terminated")),
         ]
         rows = torch.cat([part.to(parts[0].device, torch.float32) for part in parts], dim=-1)
-        if not bool(torch.isfinite(rows).all()):
-            _refuse_non_finite(spec, rows)
-        return cls(spec, rows.reshape(1, -1) if not lead else rows)
+        transitions = cls(spec, rows.reshape(1, -1) if not lead else rows)
+        refuse_non_finite(transitions)
+        return transitions
 
     @property
     def observations(self) -> Any:
@@ -299,10 +299,14 @@ def _flags(part: Tensor) -> Tensor:
     return part
 
 
-def _refuse_non_finite(spec: TransitionSpec, rows: Tensor) -> None:
-    for name in ("observations", "actions", "rewards", "next_observations"):
-        wrong = ~torch.isfinite(rows[..., getattr(spec, name)])
+def refuse_non_finite(transitions: Transitions) -> None:
+    """Raise a ValueError that names the first field with NaN or infinity, if there is one."""
+    spec, rows = transitions.spec, transitions.rows
+    if bool(torch.isfinite(rows).all()):
+        return
+    for name in ("observations", "actions", "rewards", "next_observations", "terminated"):
+        values = rows[..., getattr(spec, name)]
+        wrong = ~torch.isfinite(values)
         if bool(wrong.any()):
-            count = int(wrong.any(-1).sum())
-            bad = rows[..., getattr(spec, name)][wrong].flatten()[0].item()
+            count, bad = int(wrong.any(-1).sum()), values[wrong][0].item()
             raise ValueError(f"{name}: {count} of {wrong[..., 0].numel()} rows are not finite in float32 (found {bad})")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
+from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, forward_at_one_level, initialise
 
 Stream = Callable[[int], torch.Generator]
 
@@ -65,7 +65,7 @@ def test_forward_and_backward_equal_autograd_of_the_plain_network(
     weights = Weights.of(flat, shape)
     gradient = torch.full_like(flat, math.nan)  # whatever was there before must be overwritten
 
-    y, kept = forward(weights, x, features, keep=True)
+    y, kept = forward(weights, x, features)
     assert kept is not None
     backward(weights, kept, d_y, Weights.of(gradient, shape))
 
@@ -85,13 +85,13 @@ def test_a_model_of_a_stack_equals_the_same_model_alone(shape: NetworkShape, str
     flat = _weights(shape, 3, rng)
     x, features = _inputs(shape, 3, 6, rng)
     d_y = torch.randn(x.shape, generator=rng).double()
-    together, kept = forward(Weights.of(flat, shape), x, features, keep=True)
+    together, kept = forward(Weights.of(flat, shape), x, features)
     gradient = torch.zeros_like(flat)
     assert kept is not None
     backward(Weights.of(flat, shape), kept, d_y, Weights.of(gradient, shape))
     for m in range(3):
         one = slice(m, m + 1)
-        alone, kept = forward(Weights.of(flat[one], shape), x[one], features[one], keep=True)
+        alone, kept = forward(Weights.of(flat[one], shape), x[one], features[one])
         gradient_alone = torch.zeros_like(flat[one])
         assert kept is not None
         backward(Weights.of(flat[one], shape), kept, d_y[one], Weights.of(gradient_alone, shape))
@@ -99,22 +99,12 @@ def test_a_model_of_a_stack_equals_the_same_model_alone(shape: NetworkShape, str
         torch.testing.assert_close(gradient[one], gradient_alone, rtol=1e-11, atol=1e-12)
 
 
-def test_forward_without_keeping_gives_the_same_output(stream: Stream) -> None:
-    shape, rng = SHAPES[0], stream(0)
-    weights = Weights.of(_weights(shape, 2, rng), shape)
-    x, features = _inputs(shape, 2, 9, rng)
-    kept, _ = forward(weights, x, features, keep=True)
-    lean, nothing = forward(weights, x, features, keep=False)
-    assert nothing is None
-    assert torch.equal(kept, lean)
-
-
 def test_one_noise_level_for_all_rows_equals_the_level_repeated(stream: Stream) -> None:
     shape, rng = SHAPES[0], stream(0)
     weights = Weights.of(_weights(shape, 2, rng), shape)
     x, features = _inputs(shape, 2, 9, rng)
-    shared, _ = forward(weights, x, features[:, :1], keep=False)
-    repeated, _ = forward(weights, x, features[:, :1].expand_as(features).contiguous(), keep=False)
+    shared = forward_at_one_level(weights, x, features[:, :1])
+    repeated, _ = forward(weights, x, features[:, :1].expand_as(features).contiguous())
     torch.testing.assert_close(shared, repeated, rtol=1e-12, atol=1e-12)
 
 
@@ -123,7 +113,8 @@ def test_forward_leaves_inputs_and_weights_alone(stream: Stream) -> None:
     flat = _weights(shape, 2, rng)
     x, features = _inputs(shape, 2, 9, rng)
     before = flat.clone(), x.clone(), features.clone()
-    forward(Weights.of(flat, shape), x, features, keep=False)
+    forward(Weights.of(flat, shape), x, features)
+    forward_at_one_level(Weights.of(flat, shape), x, features[:, :1])
     assert torch.equal(flat, before[0])
     assert torch.equal(x, before[1])
     assert torch.equal(features, before[2])
@@ -135,7 +126,7 @@ def test_padding_starts_at_zero_and_gets_no_gradient(stream: Stream) -> None:
     flat = initialise(shape, 2, rng).double()
     x, features = _inputs(shape, 2, 7, rng)
     weights = Weights.of(flat, shape)
-    y, kept = forward(weights, x, features, keep=True)
+    y, kept = forward(weights, x, features)
     assert not y[..., shape.dim :].any()
     gradient = torch.full_like(flat, math.nan)
     d_y = F.pad(torch.randn(2, 7, shape.dim, generator=rng).double(), (0, 3))
@@ -187,8 +178,8 @@ def test_bfloat16_stays_close_to_float64(stream: Stream) -> None:
     shape, rng = SHAPES[0], stream(0)
     flat = _weights(shape, 2, rng)
     x, features = _inputs(shape, 2, 50, rng)
-    exact, _ = forward(Weights.of(flat, shape), x, features, keep=False)
-    rough, kept = forward(Weights.of(flat.bfloat16(), shape), x.bfloat16(), features.bfloat16(), keep=True)
+    exact, _ = forward(Weights.of(flat, shape), x, features)
+    rough, kept = forward(Weights.of(flat.bfloat16(), shape), x.bfloat16(), features.bfloat16())
     assert rough.dtype == torch.bfloat16
     assert (rough.double() - exact).abs().mean() < 0.02 * exact.abs().mean()
     gradient = torch.zeros_like(flat, dtype=torch.bfloat16)

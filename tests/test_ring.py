@@ -1,5 +1,7 @@
 """The ring of real transitions."""
 
+import copy
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -188,7 +190,8 @@ def test_ring_continues_from_a_state(filled, numbered, source, target):
 
 def test_state_is_a_copy(filled, numbered, same):
     ring = filled([7])
-    state, again = ring.state_dict(), ring.state_dict()
+    state = ring.state_dict()
+    again = copy.deepcopy(state)
     ring.add(numbered(8, 100))
     ring.sample(5)
     assert same(state, again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,12 +58,12 @@ def test_noise_levels_fall_from_the_largest_over_the_smallest_to_zero(steps: int
     assert sigmas[0] == pytest.approx(80.0)
     assert sigmas[-2] == pytest.approx(0.002)
     assert sigmas[-1] == 0.0
-    assert all(high > low for high, low in zip(sigmas, sigmas[1:], strict=False))
+    assert all(high > low for high, low in pairwise(sigmas))
 
 
 def test_noise_levels_are_even_in_their_root() -> None:
     roots = [s ** (1 / 3) for s in karras_sigmas(11, sigma_min=0.01, sigma_max=10.0, rho=3.0)[:-1]]
-    gaps = [a - b for a, b in zip(roots, roots[1:], strict=False)]
+    gaps = [a - b for a, b in pairwise(roots)]
     assert gaps == pytest.approx([gaps[0]] * 10)
 
 
@@ -71,7 +72,7 @@ def test_one_step_starts_at_the_largest_noise_level() -> None:
 
 
 def test_no_steps_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps.*0"):
+    with pytest.raises(ValueError, match=r"steps: .*0"):
         karras_sigmas(0)
 
 
@@ -104,10 +105,26 @@ def test_a_mixture_is_sampled_with_its_weights(solver: Solver, stream: Stream) -
 def test_the_error_falls_fourfold_when_the_steps_double(solver: Solver, stream: Stream) -> None:
     x = torch.randn(200, generator=stream(0), dtype=torch.float64) * 80
     exact = MU + (x - MU) * S / math.hypot(S, 80)  # where the probability-flow ODE ends
-    errors = [(solver(gaussian, x, karras_sigmas(n, sigma_min=1e-4)) - exact).abs().max().item() for n in (64, 128, 256)]
+    errors = [
+        (solver(gaussian, x, karras_sigmas(n, sigma_min=1e-4)) - exact).abs().max().item() for n in (64, 128, 256)
+    ]
     assert errors[-1] < 1e-3
-    for coarse, fine in zip(errors, errors[1:], strict=False):
+    for coarse, fine in pairwise(errors):
         assert 3.8 < coarse / fine < 4.5
+
+
+def test_dpm_solver_extrapolates_over_steps_of_uneven_length() -> None:
+    """Two steps by hand: the second is twice as long in ln(sigma), so it goes on by as much as the first changed."""
+    seen: list[float] = []
+
+    def denoiser(x: Tensor, sigma: float) -> Tensor:
+        seen.append(x.item())
+        return torch.tensor({4.0: 10.0, 2.0: 20.0, 0.5: 0.0}[sigma], dtype=torch.float64)
+
+    dpm_solver_2m(denoiser, torch.tensor(8.0, dtype=torch.float64), [4.0, 2.0, 0.5, 0.0])
+    first = 8.0 * 2 / 4 + 10.0 * (1 - 2 / 4)
+    second = first * 0.5 / 2 + (20.0 + 10.0) * (1 - 0.5 / 2)
+    assert seen == pytest.approx([8.0, first, second])
 
 
 # --- cost and noise

@@ -121,7 +121,10 @@ def test_the_hash_depends_on_every_column_and_its_place() -> None:
 
 def test_the_hash_does_not_change_between_releases() -> None:
     """A warm-started model that is loaded by a later release must hold out the same rows."""
-    assert row_hash(torch.tensor([[0.5, -1.0, 3.25], [0.0, 0.0, 1.0]])).tolist() == [3306001455554602624, 4359226098261207133]
+    assert row_hash(torch.tensor([[0.5, -1.0, 3.25], [0.0, 0.0, 1.0]])).tolist() == [
+        3306001455554602624,
+        4359226098261207133,
+    ]
 
 
 def test_rows_need_not_lie_together_in_memory() -> None:

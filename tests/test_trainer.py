@@ -69,11 +69,12 @@ def test_it_learns_a_correlated_distribution_almost_perfectly() -> None:
     assert result.steps == 600
     assert not result.stopped_early
     assert result.held_out_loss is not None
-    assert sum(result.held_out_loss) / 2 == seen[-1][2] < seen[0][2]
+    assert sum(result.held_out_loss) / 2 == pytest.approx(seen[-1][2])
+    assert seen[-1][2] < seen[0][2]
     best = smallest_possible_loss()
     assert best == pytest.approx(0.797, abs=0.002)  # 1.0 would be a model that knows nothing but mean and deviation
-    for loss in (*result.loss, *result.held_out_loss):
-        assert loss == pytest.approx(best, rel=0.06)
+    assert result.loss == pytest.approx([best] * 2, rel=0.05)
+    assert result.held_out_loss == pytest.approx([best] * 2, rel=0.12)  # of fewer draws, hence noisier
 
 
 def test_the_reported_loss_of_a_model_is_its_own() -> None:
@@ -184,6 +185,13 @@ def test_held_out_losses_within_a_fit_differ_by_the_model_alone() -> None:
     trainer.fit(rows(), rows(seed=1), still, lambda *report: seen.append(report[2]))
     assert len(seen) == 3
     assert seen[1:] == pytest.approx(seen[:1] * 2, rel=1e-6)
+
+
+def test_the_held_out_loss_is_that_of_the_averaged_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, seen = make(), []
+    monkeypatch.setattr(trainer.optimiser, "update_average", lambda weight: None)
+    trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=60), lambda *report: seen.append(report[2]))
+    assert seen[0] == seen[1] == seen[2]  # only the weights that are not averaged have moved
 
 
 def test_continuing_from_a_state_equals_not_having_stopped() -> None:
@@ -315,9 +323,9 @@ def test_a_time_limit_stops_and_anneals_in_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_real_time_limit_is_kept() -> None:
-    result = make().fit(rows(), None, replace(PLAN, steps=10_000_000, max_seconds=0.1))
+    result = make().fit(rows(), None, replace(PLAN, steps=20_000, max_seconds=0.1))
     assert result.stopped_early
-    assert 0 < result.steps < 100_000
+    assert 0 < result.steps < 20_000
 
 
 # --- accidents

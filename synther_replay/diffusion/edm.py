@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from synther_replay.diffusion.acceleration import fused
-from synther_replay.diffusion.network import NetworkShape, Weights, forward
+from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
 
 P_MEAN = -1.2  # ln(sigma) in training is normal with this mean ...
 P_STD = 1.2  # ... and this standard deviation
@@ -65,12 +65,13 @@ def corrupt(
 
 
 @fused
-def squared_error(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared error of each model, ``(M,)``, and its gradient with respect to `y`, ``(M, B, padded_dim)``."""
+def squared_error(y: Tensor, target: Tensor, total: Tensor) -> Tensor:
+    """Add the mean squared error of each model to `total`, ``(M,)``; return its gradient, ``(M, B, padded_dim)``."""
     dim = target.shape[-1]
     error = y[..., :dim].float() - target
     gradient = F.pad(error * (2 / (error.shape[1] * dim)), (0, y.shape[-1] - dim))
-    return error.square().mean((1, 2)), gradient.to(y.dtype)
+    total += error.square().mean((1, 2))
+    return gradient.to(y.dtype)
 
 
 @fused
@@ -93,5 +94,5 @@ def denoise(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sig
     """``D(x; sigma)`` for rows ``(M, B, dim)`` that share one noise level."""
     level = x.new_full((1, 1, 1), sigma)  # on the device: a number would be compiled in, once for every noise level
     features = _level_features(level, frequencies, shape.padded_features, w.out.dtype)
-    y, _ = forward(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features, keep=False)
+    y = forward_at_one_level(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features)
     return _denoised(x, y, level)

@@ -13,7 +13,9 @@ nothing is zeroed, copied or accumulated, and the weight gradients of all blocks
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,7 +109,8 @@ class Activations(NamedTuple):
 
     x: Tensor
     features: Tensor
-    time: Tensor
+    time: Tensor  # before and ...
+    silu: Tensor  # ... after the activation
     z: Tensor
     relu: Tensor  # (depth + 1, M, B, width)
 
@@ -136,6 +139,17 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
 
 
 @fused
+def _biased_silu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    biased = x + bias
+    return biased, F.silu(biased)
+
+
+@fused
+def _running_sum(biases: Tensor) -> Tensor:
+    return biases.float().cumsum(1).to(biases.dtype)
+
+
+@fused
 def _shifted_relu(h: Tensor, shift: Tensor, out: Tensor) -> None:
     out.copy_((h + shift).relu())
 
@@ -145,39 +159,60 @@ def _add_through_relu(g: Tensor, through: Tensor, relu: Tensor, out: Tensor) -> 
     out.copy_(g + torch.ops.aten.threshold_backward(through, relu, 0))
 
 
-def forward(w: Weights, x: Tensor, features: Tensor, *, keep: bool) -> tuple[Tensor, Activations | None]:
-    """Run the network.
+def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activations]:
+    """Run the network and keep what `backward` needs.
 
     Args:
         w: Weights of M models.
         x: Scaled noised rows, ``(M, B, padded_dim)``.
-        features: Noise features, ``(M, B, padded_features)``, or ``(M, 1, ...)`` where all rows share a noise level.
-        keep: Whether to keep what `backward` needs.
+        features: Noise features of each row, ``(M, B, padded_features)``.
 
     Returns:
         The output ``(M, B, padded_dim)`` and the kept activations.
     """
-    time = torch.baddbmm(w.time1_bias, features, w.time1)
-    z = torch.baddbmm(torch.baddbmm(w.embedding_bias, F.silu(time), w.time2), x, w.project)
+    time, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
+    z = torch.baddbmm(torch.baddbmm(w.embedding_bias, silu, w.time2), x, w.project)
     h = torch.bmm(z, w.widen)
-    depth = w.blocks.shape[1]
-    # h runs without its biases, whose running sum enters with the relu: one pass over memory less per block.
-    shift = w.trunk_bias.float().cumsum(1).to(h.dtype)
-    relu = h.new_empty((depth + 1 if keep else 1, *h.shape))
-    for k in range(depth + 1):
-        u = relu[k if keep else 0]
+    relu = h.new_empty((w.blocks.shape[1] + 1, *h.shape))
+    y = _trunk(w, h, _running_sum(w.trunk_bias), relu.unbind())
+    return y, Activations(x, features, time, silu, z, relu)
+
+
+def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
+    """The output of `forward` for rows that share their noise level, features ``(M, 1, padded_features)``.
+
+    No relu lies between the first matrix products, so weights and noise level are multiplied out for all rows at once.
+    """
+    _, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
+    level = torch.baddbmm(w.embedding_bias, silu, w.time2)
+    h = torch.bmm(x, torch.bmm(w.project, w.widen))
+    shift = _running_sum(w.trunk_bias) + torch.bmm(level, w.widen)
+    return _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
+
+
+def _trunk(w: Weights, h: Tensor, shift: Tensor, relu: Sequence[Tensor]) -> Tensor:
+    """The residual blocks and the last layer; writes the input of each into `relu` and the last h over the first.
+
+    h runs without its biases, whose running sum `shift`, ``(M, depth + 1, width)``, enters with the relu: that is one
+    pass over memory less per block.
+    """
+    for k, u in enumerate(relu):
         _shifted_relu(h, shift[:, k : k + 1], u)
-        if k < depth:
+        if k < w.blocks.shape[1]:
             h.baddbmm_(u, w.blocks[:, k])
-    y = torch.baddbmm(w.out_bias, u, w.out)
-    return y, Activations(x, features, time, z, relu) if keep else None
+    return torch.baddbmm(w.out_bias, relu[-1], w.out)
+
+
+@functools.cache
+def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, 1, n, dtype=dtype, device=device)
 
 
 def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
     """Write the gradient of all parameters into `grad`, given that of the output, ``(M, B, padded_dim)``."""
     relu, depth = kept.relu, w.blocks.shape[1]
     # Sums over the batch are products with ones: at these sizes twice as fast as a reduction.
-    ones = d_y.new_ones(1, 1, d_y.shape[1])
+    ones = _ones(d_y.shape[1], d_y.dtype, d_y.device)
     row = ones.expand(d_y.shape[0], -1, -1)
     torch.bmm(relu[depth].mT, d_y, out=grad.out)
     torch.bmm(row, d_y, out=grad.out_bias)
@@ -194,7 +229,7 @@ def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
     d_z = torch.bmm(d_h[0], w.widen.mT)
     torch.bmm(kept.x.mT, d_z, out=grad.project)
     torch.bmm(row, d_z, out=grad.embedding_bias)
-    torch.bmm(F.silu(kept.time).mT, d_z, out=grad.time2)
+    torch.bmm(kept.silu.mT, d_z, out=grad.time2)
     d_time = torch.ops.aten.silu_backward(torch.bmm(d_z, w.time2.mT), kept.time)
     torch.bmm(kept.features.mT, d_time, out=grad.time1)
     torch.bmm(row, d_time, out=grad.time1_bias)

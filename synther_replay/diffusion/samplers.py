@@ -49,13 +49,16 @@ def heun(
         sigma_hat = sigma * (1 + gamma)
         if gamma > 0:
             noise = torch.randn(x.shape, device=x.device, generator=rng)
-            x = x + noise * (S_noise * math.sqrt(sigma_hat**2 - sigma**2))
-        d = (x - denoise(x, sigma_hat)) / sigma_hat
-        x_next = x + d * (sigma_next - sigma_hat)
-        if sigma_next > 0:
-            d_next = (x_next - denoise(x_next, sigma_next)) / sigma_next
-            x_next = x + (d + d_next) * (0.5 * (sigma_next - sigma_hat))
-        x = x_next
+            x = x.add(noise, alpha=S_noise * math.sqrt(sigma_hat**2 - sigma**2))
+        # Each line of the algorithm is one linear interpolation, and so one pass over memory:
+        # Euler, x + (sigma_next - sigma_hat) d with d = (x - D) / sigma_hat
+        euler = torch.lerp(denoise(x, sigma_hat), x, sigma_next / sigma_hat)
+        if sigma_next == 0:
+            return euler
+        # with the slope at its end, euler + (sigma_next - sigma_hat) d' with d' = (euler - D') / sigma_next
+        beyond = torch.lerp(denoise(euler, sigma_next), euler, 2 - sigma_hat / sigma_next)
+        # Heun, x + (sigma_next - sigma_hat) (d + d') / 2
+        x = torch.lerp(x, beyond, 0.5)
     return x
 
 
@@ -75,11 +78,10 @@ def dpm_solver_2m(
         if sigma_next == 0:
             return now
         h = math.log(sigma / sigma_next)
-        guess = now if before is None else now + (now - before) * (0.5 * h / h_before)
-        decay = math.exp(-eta * h)
-        x = x * (sigma_next / sigma * decay) + guess * -math.expm1(-h - eta * h)
+        guess = now if before is None else torch.lerp(before, now, 1 + 0.5 * h / h_before)
+        x = torch.lerp(guess, x, math.exp(-(1 + eta) * h))
         if eta > 0:
             noise = torch.randn(x.shape, device=x.device, generator=rng)
-            x = x + noise * (sigma_next * math.sqrt(1 - decay * decay))
+            x = x.add(noise, alpha=sigma_next * math.sqrt(-math.expm1(-2 * eta * h)))
         before, h_before = now, h
     return x

@@ -268,12 +268,9 @@ class StackTrainer:
         weights = Weights.of(self.optimiser.working, self.shape)
         gradient = Weights.of(self.optimiser.gradient, self.shape)
         for k in range(steps):
-            y, kept = forward(weights, inputs[k], features[k], keep=True)
-            assert kept is not None
-            loss, d_y = edm.squared_error(y, target[k])
-            backward(weights, kept, d_y, gradient)
+            y, kept = forward(weights, inputs[k], features[k])
+            backward(weights, kept, edm.squared_error(y, target[k], self.loss_sum), gradient)
             self.optimiser.step(rates[k])
-            self.loss_sum += loss
         self.optimiser.update_average(self.average_weight)
 
     def _draw(
@@ -304,11 +301,11 @@ class StackTrainer:
     def _examine(self, examination: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
         """Mean loss of the averaged weights on the fixed problems, ``(M,)``."""
         weights = Weights.of(self.weights(), self.shape)
-        losses = []
+        total = torch.zeros_like(self.loss_sum)
         for inputs, features, target in examination:
-            y, _ = forward(weights, inputs, features, keep=False)
-            losses.append(edm.squared_error(y, target)[0])
-        return torch.stack(losses).mean(0)
+            y, _ = forward(weights, inputs, features)
+            edm.squared_error(y, target, total)
+        return total / len(examination)
 
     def _initial_rng(self) -> torch.Generator:
         # On the CPU, so that a seed gives the same initial weights on every device.

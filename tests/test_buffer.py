@@ -1,0 +1,807 @@
+"""SyntheticReplayBuffer: the eight promises it makes, one section each."""
+
+import copy
+import logging
+import math
+import random
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from synther_replay import (
+    DiffusionGenerator,
+    DivergedError,
+    GenerationError,
+    GeneratorConfig,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    Transitions,
+    TransitionSpec,
+)
+
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refresh_steps=10, batch_size=32, sampling_steps=4)
+RECOVERABLE = [DivergedError("nan"), GenerationError("none valid"), torch.OutOfMemoryError("full"), MemoryError("full")]
+
+
+@pytest.fixture
+def make(spec, fake):
+    """Makes a buffer around a ring of 100 and a fake generator, refitted at 10 steps and every 10 more."""
+
+    def build(generator=fake, *, real=None, every=10, rows=40, start=10, seed=0, **options):
+        real = RingBuffer(spec, 100, seed=seed + 100) if real is None else real
+        schedule = RetrainSchedule(every=every, rows=rows, start=start)
+        return SyntheticReplayBuffer(real, generator, schedule=schedule, seed=seed, **options)
+
+    return build
+
+
+@pytest.fixture
+def refreshed(make, numbered):
+    """Makes a buffer with 10 real rows and 40 synthetic ones."""
+
+    def build(*args, **options):
+        buffer = make(*args, **options)
+        buffer.add(numbered(10))
+        assert buffer.refresh() is not None
+        return buffer
+
+    return build
+
+
+def is_real(batch):
+    """Real rewards count up from 0, those of the fake generator are negative."""
+    return batch.rewards >= 0
+
+
+def raising(error):
+    def hook():
+        raise error
+
+    return hook
+
+
+def pendulum_like(spec, n=400, seed=0):
+    """Rows with an angle on a circle, a speed, a constant, and the termination that goes with high speed."""
+    rng = torch.Generator().manual_seed(seed)
+    angle, speed = torch.rand(2, n, generator=rng) * torch.tensor([[2 * math.pi], [8.0]])
+    force = torch.randint(0, 3, (n,), generator=rng) if isinstance(spec.action_space, spaces.Discrete) else None
+    action = force if force is not None else torch.rand(n, 1, generator=rng) * 4 - 2
+    observations, next_observations = (
+        {"state": torch.stack([(angle + step).cos(), (angle + step).sin(), speed], -1), "level": torch.full((n,), 2)}
+        for step in (0.0, 0.1)
+    )
+    return Transitions.from_arrays(spec, observations, action, -speed, next_observations, speed > 7)
+
+
+def pendulum_spec(action_space):
+    bound = np.array([1, 1, 8], np.float32)
+    observation_space = spaces.Dict(state=spaces.Box(-bound, bound), level=spaces.Discrete(5))
+    return TransitionSpec.from_spaces(observation_space, action_space)
+
+
+# --- 1. exact, shuffled split -----------------------------------------------------------------------------------------
+
+
+@given(st.floats(0, 1), st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+@example(0.0, 1)
+@example(1.0, 1)
+@example(0.5, 1)
+@example(0.5, 3)
+@example(0.3, 64)
+def test_1_batch_holds_exactly_the_share_of_real_rows(spec, numbered, real_ratio, batch_size):
+    class Generator:
+        def fit(self, transitions):
+            pass
+
+        def sample(self, n):
+            return Transitions(spec, numbered(n, first=-n).rows)
+
+    real = RingBuffer(spec, 100)
+    real.add(numbered(10))
+    buffer = SyntheticReplayBuffer(
+        real, Generator(), real_ratio=real_ratio, schedule=RetrainSchedule(every=10, rows=40, start=10)
+    )
+    for _ in range(3):
+        batch = buffer.sample(batch_size)
+        assert len(batch) == batch_size
+        assert is_real(batch).sum() == round(real_ratio * batch_size)
+
+
+def test_1_rows_are_whole_rows_of_their_source(refreshed, numbered, spec):
+    buffer = refreshed()
+    real, synthetic = numbered(10).rows, buffer.store.rows
+    for _ in range(20):
+        batch = buffer.sample(16)
+        mask = is_real(batch)
+        assert torch.equal(batch.rows[mask], real[batch.rewards[mask].long()])
+        assert torch.equal(batch.rows[~mask], synthetic[batch.rows[~mask, 0].long()])
+
+
+@pytest.mark.parametrize("real_ratio", [0.25, 0.5, 0.9])
+def test_1_real_rows_are_at_every_place_equally_often(refreshed, real_ratio):
+    buffer = refreshed(real_ratio=real_ratio)
+    masks = torch.stack([is_real(buffer.sample(10)) for _ in range(2_000)])
+    assert len(masks.unique(dim=0)) > 5
+    counts = masks.sum(0)
+    assert counts.min() > 0.9 * counts.float().mean()
+    assert chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_1_consecutive_slices_of_one_large_batch_hold_their_share(refreshed):
+    batch = refreshed().sample(20 * 256)
+    shares = is_real(batch).view(20, 256).float().mean(1)
+    assert shares.min() > 0.35
+    assert shares.max() < 0.65
+
+
+def test_1_rows_of_each_source_are_drawn_evenly(refreshed):
+    buffer = refreshed()
+    rows = torch.cat([buffer.sample(20).rows for _ in range(500)])
+    mask = rows[:, buffer.spec.rewards.start] >= 0
+    assert chisquare(rows[mask][:, buffer.spec.rewards.start].long().bincount(minlength=10).numpy()).pvalue > 1e-3
+    assert chisquare(rows[~mask][:, 0].long().bincount(minlength=40).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("real_ratio", [0.0, 0.5])
+def test_1_everything_is_real_until_there_are_synthetic_rows(make, numbered, fake, real_ratio):
+    buffer = make(real_ratio=real_ratio, start=50)
+    for k in range(4):
+        buffer.add(numbered(10, 10 * k))
+        assert is_real(buffer.sample(32)).all()
+    assert fake.fits == 0
+    buffer.add(numbered(10, 40))
+    assert is_real(buffer.sample(32)).sum() == 32 * real_ratio
+
+
+def test_1_changing_batch_sizes_keep_the_split(refreshed):
+    buffer = refreshed()
+    for batch_size in (4, 10, 4, 4, 256, 1, 4):
+        assert is_real(buffer.sample(batch_size)).sum() == round(0.5 * batch_size)
+
+
+def test_1_batches_may_be_kept_and_changed(refreshed):
+    spoilt, kept = refreshed(), []
+    plain = copy.deepcopy(spoilt)
+    for _ in range(100):
+        batch, expected = spoilt.sample(8), plain.sample(8)
+        assert torch.equal(batch.rows, expected.rows)
+        kept.append((batch.rows, batch.rows.fill_(7).clone()))
+    assert all(torch.equal(rows, then) for rows, then in kept)
+
+
+# --- when it is refitted ----------------------------------------------------------------------------------------------
+
+
+def test_refits_follow_the_schedule(make, numbered, fake):
+    buffer = make()
+    refits = []
+    for k in range(15):
+        buffer.add(numbered(3, 3 * k))
+        buffer.sample(4)
+        if fake.fits > len(refits):
+            refits.append(buffer.steps)
+    assert refits == [12, 24, 36]
+    assert fake.learnt == [12, 24, 36]
+    assert buffer.refreshes == 3
+
+
+def test_refit_happens_once_however_often_is_sampled(make, numbered, fake):
+    buffer = make()
+    buffer.add(numbered(50))
+    for _ in range(30):
+        buffer.sample(4)
+    assert fake.fits == 1
+
+
+def test_rows_of_the_last_refit_replace_all_earlier_ones(make, numbered):
+    buffer = make()
+    for k in range(1, 5):
+        buffer.add(numbered(10, 10 * k))
+        for _ in range(5):
+            rewards = buffer.sample(16).rewards
+            assert set(rewards[rewards < 0].tolist()) == {-k}
+
+
+def test_steps_are_counted_in_transitions(make, numbered, spec):
+    buffer = make()
+    buffer.add([0, 0], 1, 0.5, [0, 0], False)
+    buffer.add(np.zeros((4, 2)), np.ones(4), np.zeros(4), np.zeros((4, 2)), np.zeros(4, bool))
+    buffer.add(numbered(3))
+    buffer.add(Transitions(spec, numbered(6).rows.view(2, 3, -1)))
+    assert buffer.steps == len(buffer) == 14
+    buffer.add(numbered(100))
+    assert (buffer.steps, len(buffer)) == (114, 100)
+
+
+def test_real_buffer_that_is_already_filled_counts(make, numbered, spec, fake):
+    real = RingBuffer(spec, 100)
+    real.add(numbered(10))
+    buffer = make(real=real)
+    assert buffer.steps == 10
+    buffer.sample(4)
+    assert fake.fits == 1
+
+
+def test_no_more_rows_are_generated_than_the_store_can_hold(refreshed):
+    assert len(refreshed(rows=40, capacity=15).store) == 15
+    assert len(refreshed(rows=40, capacity=40).store) == 40
+    assert len(refreshed(rows=40).store) == 40
+
+
+def test_refresh_reports_what_it_did(make, numbered, caplog):
+    buffer = make()
+    buffer.add(numbered(10))
+    with caplog.at_level(logging.INFO, logger="synther_replay"):
+        report = buffer.refresh()
+    assert report is buffer.last_refresh
+    assert (report.fit, report.rows, report.steps) == ("fit 1", 40, 10)
+    assert report.fit_seconds >= 0
+    assert report.sample_seconds >= 0
+    assert "refresh 1 at step 10" in caplog.text
+    assert buffer.refresh_if_due() is None
+
+
+def test_refit_waits_for_as_many_rows_as_the_generator_needs(make, numbered, spec):
+    buffer = make(DiffusionGenerator(spec, TINY, device="cpu"), start=5, every=5)
+    buffer.add(numbered(DiffusionGenerator.min_rows - 1))
+    assert is_real(buffer.sample(8)).all()
+    assert buffer.refreshes == 0
+    buffer.add(numbered(1))
+    buffer.sample(8)
+    assert buffer.refreshes == 1
+
+
+def test_repr_says_what_is_held(refreshed):
+    assert repr(refreshed()) == "SyntheticReplayBuffer(10 real, 40 synthetic, real_ratio=0.5, refreshes=1)"
+
+
+def test_any_object_with_the_methods_can_be_a_part(numbered, spec, fake):
+    class ListBuffer:
+        def __init__(self):
+            self.parts = []
+
+        def add(self, transitions):
+            self.parts.append(transitions)
+
+        def sample(self, n):
+            return self.transitions()[torch.zeros(n, dtype=torch.long)]
+
+        def transitions(self):
+            return Transitions(spec, torch.cat([part.rows for part in self.parts]))
+
+        def __len__(self):
+            return sum(map(len, self.parts))
+
+    buffer = SyntheticReplayBuffer(ListBuffer(), fake, schedule=RetrainSchedule(every=5, rows=8, start=5))
+    buffer.add(numbered(5))
+    batch = buffer.sample(8)
+    assert batch.rewards[is_real(batch)].tolist() == [0.0] * 4
+
+
+# --- 2. termination, 3. what generated rows are like ------------------------------------------------------------------
+
+ACTION_SPACES = [spaces.Box(-2, 2, (1,)), spaces.Box(-0.1, 2, (1,), np.float64), spaces.Discrete(3)]
+
+
+@pytest.fixture(scope="module", params=ACTION_SPACES, ids=str)
+def pendulum_buffer(request):
+    """A buffer with rows generated by a real, hardly trained diffusion model."""
+    spec = pendulum_spec(request.param)
+    generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=100, sampling_steps=8), device="cpu")
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 1_000), generator, real_ratio=0.0, schedule=RetrainSchedule(every=400, rows=3_000, start=400)
+    )
+    buffer.add(pendulum_like(spec))
+    buffer.sample(1)
+    return buffer
+
+
+def test_2_generated_termination_is_never_fractional(pendulum_buffer):
+    rows = pendulum_buffer.sample(3_000)
+    flags = rows.rows[:, rows.spec.terminated]
+    assert set(flags.unique().tolist()) == {0.0, 1.0}
+    assert rows.terminated.dtype == torch.bool
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_2_termination_that_never_varies_is_not_invented(flag):
+    """Truncated episodes enter as not terminated, so a task with time limits only must not end synthetically."""
+    spec = pendulum_spec(spaces.Discrete(3))
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 1_000), generator, real_ratio=0.0, schedule=RetrainSchedule(every=400, rows=500, start=400)
+    )
+    data = pendulum_like(spec)
+    data.rows[:, spec.terminated] = float(flag)
+    buffer.add(data)
+    assert (buffer.sample(500).terminated == flag).all()
+    assert buffer.refreshes == 1
+
+
+def test_3_generated_actions_are_in_their_space(pendulum_buffer):
+    space = pendulum_buffer.spec.action_space
+    actions = pendulum_buffer.sample(2_000).actions.numpy()
+    assert actions.dtype == space.dtype
+    assert all(space.contains(action) for action in actions)
+    assert len(np.unique(actions)) >= 3
+
+
+def test_3_generated_rows_are_finite(pendulum_buffer):
+    assert pendulum_buffer.sample(3_000).rows.isfinite().all()
+
+
+def test_3_constant_fields_come_back_constant(pendulum_buffer):
+    batch = pendulum_buffer.sample(3_000)
+    for observations in (batch.observations, batch.next_observations):
+        assert observations["level"].dtype == torch.int64
+        assert observations["level"].unique().tolist() == [2]
+
+
+def test_3_generated_observations_stay_within_their_bounds(pendulum_buffer):
+    state = pendulum_buffer.sample(3_000).observations["state"]
+    assert (state.abs() <= torch.tensor([1.0, 1.0, 8.0])).all()
+
+
+def test_3_rejected_rows_are_counted():
+    spec = pendulum_spec(spaces.Discrete(3))  # two binary digits can say 3, which does not exist
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    generator.fit(pendulum_like(spec))
+    assert generator.rejected == 0
+    assert set(generator.sample(2_000).actions.unique().tolist()) <= {0, 1, 2}
+    assert generator.rejected > 10
+
+
+# --- 4. a refit completes or leaves everything as it was --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["during_fit", "during_sample"])
+@pytest.mark.parametrize("error", RECOVERABLE, ids=lambda error: type(error).__name__)
+def test_4_failed_refit_keeps_store_and_model_and_warns(refreshed, fake, numbered, same, error, when):
+    buffer = refreshed()
+    report = buffer.last_refresh
+    generator, store = fake.state_dict(), buffer.store.state_dict()
+    setattr(fake, when, raising(error))
+    buffer.add(numbered(10, 10))
+    with pytest.warns(RuntimeWarning, match=f"keeping the previous model and 40 synthetic rows: {error}"):
+        assert buffer.refresh_if_due() is None
+    assert fake.state_dict() == generator
+    assert same(buffer.store.state_dict(), store)
+    assert buffer.last_refresh is report
+    assert buffer.refreshes == 1
+    assert set(buffer.sample(64).rewards.tolist()) <= {-1.0, *range(20)}
+
+
+@pytest.mark.parametrize("when", ["during_fit", "during_sample"])
+def test_4_failed_refit_is_tried_again_only_when_the_next_is_due(refreshed, fake, numbered, when):
+    buffer = refreshed()
+    setattr(fake, when, raising(DivergedError("nan")))
+    buffer.add(numbered(10))
+    with pytest.warns(RuntimeWarning, match="refresh failed"):
+        batch = buffer.sample(8)
+    assert is_real(batch).sum() == 4
+    setattr(fake, when, lambda: None)
+    tries = len(fake.learnt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(9):
+            buffer.add(numbered(1))
+            buffer.sample(8)
+    assert len(fake.learnt) == tries
+    buffer.add(numbered(1))
+    buffer.sample(8)
+    assert len(fake.learnt) == tries + 1
+    assert buffer.refreshes == 2
+
+
+def test_4_first_refit_may_fail_too(make, fake, numbered):
+    buffer = make(every=5)
+    fake.during_fit = raising(torch.OutOfMemoryError("full"))
+    buffer.add(numbered(10))
+    with pytest.warns(RuntimeWarning, match="0 synthetic rows"):
+        assert is_real(buffer.sample(32)).all()
+    fake.during_fit = lambda: None
+    buffer.add(numbered(5))
+    assert is_real(buffer.sample(32)).sum() == 16
+
+
+@pytest.mark.parametrize("when", ["during_fit", "during_sample"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), TypeError("a bug"), ValueError("bad rows")])
+def test_4_interrupts_and_bugs_are_passed_on_with_store_and_model_as_before(
+    refreshed, fake, numbered, same, caplog, error, when
+):
+    buffer = refreshed()
+    generator, store = fake.state_dict(), buffer.store.state_dict()
+    setattr(fake, when, raising(error))
+    buffer.add(numbered(10, 10))
+    with pytest.raises(type(error)):
+        buffer.sample(8)
+    assert fake.state_dict() == generator
+    assert same(buffer.store.state_dict(), store)
+    assert "keeping the previous model and 40 synthetic rows" in caplog.text
+    setattr(fake, when, lambda: None)
+    assert is_real(buffer.sample(64)).sum() == 32
+    buffer.add(numbered(10, 20))
+    buffer.sample(8)
+    assert buffer.refreshes == 2
+
+
+class Interrupted(DiffusionGenerator):
+    """Raises after all the work of one method is done, when it is told to."""
+
+    interrupt_after = None
+
+    def fit(self, *args, **options):
+        report = super().fit(*args, **options)
+        if self.interrupt_after == "fit":
+            raise KeyboardInterrupt
+        return report
+
+    def sample(self, n):
+        rows = super().sample(n)
+        if self.interrupt_after == "sample":
+            raise KeyboardInterrupt
+        return rows
+
+
+@pytest.mark.parametrize("method", ["fit", "sample"])
+@pytest.mark.parametrize("first", [True, False], ids=["first refit", "later refit"])
+def test_4_interrupt_leaves_a_diffusion_model_as_it_was(make, numbered, spec, same, method, first):
+    generator = Interrupted(spec, TINY, device="cpu")
+    buffer = make(generator, start=40)
+    buffer.add(numbered(40))
+    if not first:
+        buffer.sample(8)
+        buffer.add(numbered(10, 40))
+    before, store = generator.state_dict(), buffer.store.state_dict()
+    generator.interrupt_after = method
+    with pytest.raises(KeyboardInterrupt):
+        buffer.sample(8)
+    assert same(generator.state_dict(), before)
+    assert same(buffer.store.state_dict(), store)
+    assert generator.is_fitted is not first
+    generator.interrupt_after = None
+    assert len(buffer.sample(8)) == 8
+    assert buffer.refresh() is not None
+
+
+def test_4_signal_in_the_middle_of_a_fit_leaves_a_diffusion_model_as_it_was(make, numbered, spec, same):
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    buffer = make(generator, start=40)
+    buffer.add(numbered(40))
+    buffer.sample(8)
+    before, store, rows = generator.state_dict(), buffer.store.state_dict(), copy.deepcopy(generator).sample(50).rows
+    fit = generator.fit
+    generator.fit = lambda transitions: fit(transitions, steps=10_000_000)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.refresh()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert same(generator.state_dict(), before)
+    assert same(buffer.store.state_dict(), store)
+    assert torch.equal(generator.sample(50).rows, rows)
+    assert len(buffer.sample(8)) == 8
+
+
+@pytest.mark.parametrize("when", ["during_fit", "during_sample"])
+def test_4_sampling_never_sees_half_a_refresh(refreshed, fake, numbered, when):
+    buffer = refreshed()
+    buffer.sample(8)
+    seen = []
+
+    def look():
+        batch = buffer.sample(40)
+        seen.append((len(buffer.store), set(batch.rewards[~is_real(batch)].tolist())))
+
+    setattr(fake, when, look)
+    buffer.add(numbered(10, 10))
+    buffer.sample(8)
+    assert seen == [(40, {-1.0})]
+    batch = buffer.sample(40)
+    assert set(batch.rewards[~is_real(batch)].tolist()) == {-2.0}
+
+
+def test_4_rows_that_do_not_fit_the_store_are_not_taken(refreshed, fake, numbered, same):
+    buffer = refreshed(capacity=40)
+    before, generator = buffer.store.state_dict(), fake.state_dict()
+    sample = fake.sample
+    fake.sample = lambda n: sample(n + 1)
+    buffer.add(numbered(10, 10))
+    with pytest.raises(ValueError, match="at most 40 rows"):
+        buffer.sample(8)
+    assert same(buffer.store.state_dict(), before)
+    assert fake.state_dict() == generator
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_4_generated_rows_that_are_not_finite_are_not_taken(refreshed, fake, numbered, same, spec, value):
+    buffer = refreshed()
+    before = buffer.store.state_dict()
+
+    def sample(n):
+        rows = torch.zeros(n, spec.dim)
+        rows[n // 2, 1] = value
+        return Transitions(spec, rows)
+
+    fake.sample = sample
+    buffer.add(numbered(10, 10))
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        assert buffer.refresh_if_due() is None
+    assert same(buffer.store.state_dict(), before)
+
+
+# --- 5. determinism ---------------------------------------------------------------------------------------------------
+
+
+def run(buffer, numbered, steps=60):
+    batches = []
+    for k in range(steps):
+        buffer.add(numbered(1, k))
+        batches.append(buffer.sample(8 if k % 7 else 5).rows.clone())
+    return batches
+
+
+def diffusion_run(spec, numbered, seed):
+    generator = DiffusionGenerator(spec, TINY, device="cpu", seed=seed)
+    schedule = RetrainSchedule(every=10, rows=40, start=35)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 50, seed=seed), generator, schedule=schedule, seed=seed)
+    batches = run(buffer, numbered)
+    assert buffer.refreshes == 3
+    return batches
+
+
+def test_5_same_seed_gives_the_same_batches(spec, numbered, same):
+    assert same(diffusion_run(spec, numbered, 3), diffusion_run(spec, numbered, 3))
+
+
+def test_5_another_seed_gives_other_batches(spec, numbered):
+    first, second = (diffusion_run(spec, numbered, seed)[-20:] for seed in (3, 4))
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_5_seed_of_the_buffer_decides_places_and_synthetic_rows(spec, numbered, fake):
+    def masks_and_rows(seed):
+        buffer = SyntheticReplayBuffer(
+            RingBuffer(spec, 50), copy.deepcopy(fake), schedule=RetrainSchedule(every=10, rows=40, start=10), seed=seed
+        )
+        buffer.add(numbered(10))
+        batches = [buffer.sample(16) for _ in range(5)]
+        return torch.stack([is_real(b) for b in batches]), torch.stack([b.rows[:, 0] for b in batches])
+
+    assert all(torch.equal(a, b) for a, b in zip(masks_and_rows(1), masks_and_rows(1), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(masks_and_rows(1), masks_and_rows(2), strict=True))
+
+
+def test_5_real_and_synthetic_rows_are_drawn_independently(spec, fake, numbered):
+    """All seeds are 0 by default: equal streams would pair each real row with one synthetic row."""
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 40), fake, schedule=RetrainSchedule(every=40, rows=40, start=40))
+    buffer.add(numbered(40))
+    buffer.refresh()
+    real = torch.cat([buffer.real.sample(500).rewards for _ in range(32)])
+    synthetic = torch.cat([buffer.store.sample(500)[:, 0] for _ in range(32)])
+    assert not torch.equal(real.long().bincount(minlength=40), synthetic.long().bincount(minlength=40))
+
+
+def test_5_global_random_states_and_settings_are_left_alone(spec, numbered, tmp_path):
+    def state():
+        numpy_state = np.random.get_state()
+        return (
+            random.getstate(),
+            (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),
+            torch.get_rng_state().tolist(),
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_grad_enabled(),
+        )
+
+    before = state()
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 50), generator, schedule=RetrainSchedule(every=10, rows=40, start=35)
+    )
+    run(buffer, numbered, 40)
+    buffer.save(tmp_path / "buffer")
+    buffer.load(tmp_path / "buffer")
+    assert state() == before
+
+
+def test_5_result_does_not_depend_on_the_global_seed(spec, numbered, same):
+    random_state = torch.get_rng_state()
+    try:
+        torch.manual_seed(1)
+        first = diffusion_run(spec, numbered, 3)
+        torch.manual_seed(2)
+        assert same(first, diffusion_run(spec, numbered, 3))
+    finally:
+        torch.set_rng_state(random_state)
+
+
+# --- 6. save and load: test_buffer_checkpoint.py ----------------------------------------------------------------------
+
+
+# --- 7. bad input -----------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "observations": [0.1, 0.2],
+    "actions": 1,
+    "rewards": 0.5,
+    "next_observations": [0.2, 0.3],
+    "terminated": False,
+}
+BAD_FIELDS = [
+    ("observations", [0.1, 0.2, 0.3], ValueError, r"observations: expected shape \(2,\), got \(3,\)"),
+    ("observations", [[0.1, 0.2]], ValueError, "observations"),
+    ("observations", [math.nan, 0.2], ValueError, "observations.*nan"),
+    ("observations", [0.1, math.inf], ValueError, "observations.*inf"),
+    ("observations", [1e300, 0.1], ValueError, "observations"),
+    ("observations", ["a", "b"], TypeError, "observations"),
+    ("observations", [1j, 0], TypeError, "observations"),
+    ("observations", None, TypeError, "observations"),
+    ("actions", [1], ValueError, "actions"),
+    ("actions", 3, ValueError, "actions.*3"),
+    ("actions", -1, ValueError, "actions.*-1"),
+    ("actions", 0.5, ValueError, r"actions.*0\.5"),
+    ("actions", math.nan, ValueError, "actions.*nan"),
+    ("rewards", math.nan, ValueError, "rewards.*nan"),
+    ("rewards", -math.inf, ValueError, "rewards.*-inf"),
+    ("rewards", "high", TypeError, "rewards"),
+    ("next_observations", [math.nan, 0.2], ValueError, "next_observations.*nan"),
+    ("next_observations", 0.5, ValueError, "next_observations"),
+    ("terminated", 0.5, ValueError, r"terminated.*0\.5"),
+    ("terminated", math.nan, ValueError, "terminated.*nan"),
+    ("terminated", [False], ValueError, "terminated"),
+]
+
+
+def test_7_good_input_is_taken(refreshed):
+    buffer = refreshed()
+    buffer.add(*GOOD.values())
+    assert (len(buffer), buffer.steps) == (11, 11)
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), BAD_FIELDS)
+def test_7_bad_field_is_refused_by_name_and_value(refreshed, same, name, value, error, message):
+    buffer = refreshed()
+    before = buffer.state_dict()
+    with pytest.raises(error, match=message):
+        buffer.add(*(GOOD | {name: value}).values())
+    assert same(buffer.state_dict(), before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("column", [0, 3, 5])
+def test_7_transitions_that_are_not_finite_are_refused(refreshed, numbered, same, value, column):
+    buffer = refreshed()
+    before = buffer.state_dict()
+    bad = numbered(5)
+    bad.rows[2, column] = value
+    with pytest.raises(ValueError, match=f"{value}"):
+        buffer.add(bad)
+    assert same(buffer.state_dict(), before)
+
+
+def test_7_transitions_of_another_spec_are_refused(refreshed, same):
+    buffer = refreshed()
+    before = buffer.state_dict()
+    other = TransitionSpec.from_spaces(spaces.Box(-1, 2, (2,)), spaces.Discrete(3))
+    with pytest.raises(ValueError, match="transitions: their spec differs"):
+        buffer.add(Transitions(other, torch.zeros(2, other.dim)))
+    assert same(buffer.state_dict(), before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 6])
+def test_7_other_numbers_of_fields_are_refused(refreshed, same, count):
+    buffer = refreshed()
+    before = buffer.state_dict()
+    with pytest.raises(TypeError, match=f"got {count} arguments"):
+        buffer.add(*[0.0] * count)
+    assert same(buffer.state_dict(), before)
+
+
+@pytest.mark.parametrize("real_ratio", [-0.1, 1.1, math.nan, math.inf])
+def test_7_ratio_outside_its_range_is_refused(make, real_ratio):
+    with pytest.raises(ValueError, match=f"real_ratio.*{real_ratio}"):
+        make(real_ratio=real_ratio)
+
+
+@pytest.mark.parametrize("capacity", [0, -5])
+def test_7_capacity_below_one_is_refused(make, capacity):
+    with pytest.raises(ValueError, match=f"capacity.*{capacity}"):
+        make(capacity=capacity)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+@pytest.mark.parametrize("real_ratio", [0.0, 0.5, 1.0])
+def test_7_batch_of_nothing_is_refused(make, numbered, batch_size, real_ratio):
+    buffer = make(real_ratio=real_ratio)
+    buffer.add(numbered(20))
+    with pytest.raises(ValueError, match=f"batch_size.*{batch_size}"):
+        buffer.sample(batch_size)
+
+
+@pytest.mark.parametrize("real_ratio", [0.0, 0.5, 1.0])
+def test_7_empty_buffer_cannot_be_sampled(make, real_ratio):
+    with pytest.raises(ValueError, match="empty"):
+        make(real_ratio=real_ratio).sample(4)
+
+
+def test_7_parts_without_their_methods_are_refused_by_name(make, spec, fake):
+    with pytest.raises(TypeError, match=r"real.*RealBuffer.*list"):
+        make(real=[])
+    with pytest.raises(TypeError, match=r"generator.*Generator.*int"):
+        make(3)
+
+
+def test_7_missing_spec_is_asked_for(spec):
+    class Real:
+        def add(self, transitions): ...
+        def sample(self, n): ...
+        def transitions(self): ...
+        def __len__(self):
+            return 0
+
+    class Generator:
+        def fit(self, transitions): ...
+        def sample(self, n): ...
+
+    with pytest.raises(TypeError, match="spec"):
+        SyntheticReplayBuffer(Real(), Generator())
+    assert SyntheticReplayBuffer(Real(), Generator(), spec=spec).spec is spec
+
+
+def test_7_parts_of_different_specs_are_refused(make, spec):
+    other = TransitionSpec.from_spaces(spaces.Box(-1, 1, (5,)), spaces.Discrete(3))
+    with pytest.raises(ValueError, match="spec"):
+        make(DiffusionGenerator(other, TINY, device="cpu"))
+
+
+def test_7_too_few_rows_to_fit_are_refused_by_number(make, numbered, spec, same):
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    buffer = make(generator)
+    buffer.add(numbered(31))
+    before = generator.state_dict()
+    with pytest.raises(ValueError, match=r"at least 32 rows.*31"):
+        buffer.refresh()
+    assert same(generator.state_dict(), before)
+    assert len(buffer.store) == 0
+
+
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2))], ids=str)
+def test_7_space_that_is_not_supported_is_refused_by_name(space):
+    with pytest.raises(TypeError, match=f"observation_space.*{type(space).__name__}"):
+        TransitionSpec.from_spaces(space, spaces.Discrete(2))
+
+
+# --- 8. plain replay --------------------------------------------------------------------------------------------------
+
+
+def test_8_ratio_of_one_is_the_real_buffer_alone(make, numbered, fake, spec):
+    buffer, plain = make(real_ratio=1.0), RingBuffer(spec, 100, seed=100)
+    for k in range(50):
+        for one in (buffer, plain):
+            one.add(numbered(3, 3 * k))
+        assert torch.equal(buffer.sample(16).rows, plain.sample(16).rows)
+        assert len(buffer) == len(plain)
+    assert fake.learnt == []
+    assert fake.drawn == 0
+    assert len(buffer.store) == 0
+    assert buffer.refresh_if_due() is None
+
+
+def test_8_ratio_of_one_needs_no_synthetic_rows_even_if_there_are_some(refreshed, numbered, fake):
+    buffer = refreshed(real_ratio=1.0)  # refreshed by hand
+    buffer.add(numbered(30))
+    assert is_real(buffer.sample(64)).all()
+    assert fake.fits == 1
