@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import matplotlib
 import numpy as np
+import torch
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.metrics import fidelity
@@ -67,6 +68,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("demo_output/marginals.png"))
     args = parser.parse_args()
+
+    torch.set_num_threads(1)  # a network this small does not pay for more
 
     env = gym.make("Pendulum-v1")
     real = collect(env, args.rows, args.seed)

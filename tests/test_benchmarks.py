@@ -1,0 +1,51 @@
+"""The benchmarks' shared parts, and the throughput benchmark in miniature."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import reporting
+import throughput
+
+
+def test_seconds_leaves_the_warm_up_out():
+    calls = []
+    reporting.seconds(lambda: calls.append(1), torch.device("cpu"), repeats=3, warm_up=2)
+    assert len(calls) == 5
+
+
+def test_a_result_says_where_it_comes_from(monkeypatch):
+    monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
+    origin = reporting.origin(torch.device("cpu"))
+    assert set(origin) == {"machine", "versions", "command", "commit"}
+    assert origin["commit"] == "abc"
+    assert origin["versions"]["torch"] == torch.__version__
+    assert origin["machine"]["cores"]
+
+
+def test_json_is_written_whole(tmp_path):
+    reporting.write_json(tmp_path / "deep" / "result.json", {"a": 1.5})
+    assert json.loads((tmp_path / "deep" / "result.json").read_text()) == {"a": 1.5}
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["result.json"]
+
+
+def test_table_rounds_numbers_and_marks_what_is_missing():
+    table = reporting.markdown_table(("a", "b"), [(1.23456, None), ("x", 7)])
+    assert table.splitlines() == ["| a | b |", "|---|---|", "| 1.235 | - |", "| x | 7 |"]
+
+
+def test_throughput_measures_a_training_step_of_a_stack():
+    suite = throughput.Suite(torch.device("cpu"), None)
+    suite.training_step(2)
+    entry = suite.results["training step, M = 2, batch 256"]
+    assert entry["ms"] > 0
+    assert entry["parameters"] > 10_000
+
+
+def test_a_folder_that_is_not_the_published_code_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="reference"):
+        throughput.measure(torch.device("cpu"), tmp_path)
