@@ -22,7 +22,7 @@ import torch
 from reporting import markdown_table, origin, synchronise, write_json
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
-from synther_replay.generator import resolve_device
+from synther_replay.checks import resolve_device
 from synther_replay.metrics import fidelity
 
 FIELDS = ("observations", "actions", "rewards", "next_observations", "terminated")
@@ -41,8 +41,8 @@ def load_transitions(path: Path, device: torch.device) -> Transitions:
 
 def variants() -> list[dict[str, Any]]:
     """Sampler settings to compare, the paper's first."""
-    published = {"sigma_min": 0.002, "sigma_max": 80.0}
-    narrow = {"sigma_min": 0.01, "sigma_max": 20.0}
+    published = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    narrow = {"sigma_min": 0.005, "sigma_max": 20.0, "rho": 9.0}
     heun = [{"solver": "heun", "sampling_steps": n, "churn": 80.0, **published} for n in (128, 64, 32, 18)]
     plain = [{"solver": "heun", "sampling_steps": n, "churn": 0.0, **published} for n in (32, 18)]
     multistep = [

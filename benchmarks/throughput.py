@@ -31,7 +31,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
-from synther_replay.generator import resolve_device
+from synther_replay.checks import resolve_device
 
 BATCH = 256
 

@@ -13,20 +13,17 @@ import torch
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.checks import resolve_device
-from synther_replay.errors import CheckpointError, DivergedError, GenerationError
+from synther_replay.errors import CheckpointError, DivergedError, GenerationError, is_out_of_memory
 from synther_replay.indices import ShuffleStream
 from synther_replay.mixing import check_real_ratio, split_batch
 from synther_replay.protocols import Generator, RealBuffer, Stateful
 from synther_replay.schedule import RetrainSchedule
 from synther_replay.seeding import derive_seed
 from synther_replay.store import SyntheticStore
-from synther_replay.transitions import Transitions, TransitionSpec, refuse_non_finite
+from synther_replay.transitions import Transitions, TransitionSpec
 
 KIND = "synthetic replay buffer"
 logger = logging.getLogger(__name__)
-
-# What may go wrong in a refit while the agent can go on with the rows it has.
-_RECOVERABLE = (DivergedError, GenerationError, torch.OutOfMemoryError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,8 @@ class SyntheticReplayBuffer:
         while training:
             buffer.add(observation, action, reward, next_observation, terminated)
             batch = buffer.sample(256)     # refits the generator first when the schedule says so
+
+    One thread at a time: neither the buffer nor its parts lock anything.
 
     Args:
         real: Holds the real transitions; `RingBuffer`, or anything with the methods of `RealBuffer`.
@@ -91,6 +90,8 @@ class SyntheticReplayBuffer:
         for name, part in (("real", real), ("generator", generator)):
             if getattr(part, "spec", spec) != spec:
                 raise ValueError(f"{name}: its spec differs from {spec.to_json()}")
+        if getattr(generator, "stack", 1) != 1:
+            raise ValueError(f"generator: a buffer takes one model, got a stack of {generator.stack}")  # type: ignore[attr-defined]
         if device is None:
             device = getattr(generator, "device", "cpu")
         self.real, self.generator, self.spec = real, generator, spec
@@ -98,6 +99,8 @@ class SyntheticReplayBuffer:
         self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
         if schedule is None:
             schedule = RetrainSchedule.fast() if self.device.type == "cuda" else RetrainSchedule.tiny()
+        if not isinstance(schedule, RetrainSchedule):
+            raise TypeError(f"schedule: expected a RetrainSchedule, got {schedule!r}")
         self.schedule = schedule
         self.steps = len(real)  # environment steps so far
         self.refreshes = 0
@@ -125,7 +128,7 @@ class SyntheticReplayBuffer:
         """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
         if len(fields) == 1 and isinstance(fields[0], Transitions):
             transitions = fields[0]
-            refuse_non_finite(transitions)
+            transitions.check()
         elif len(fields) == 5:
             transitions = Transitions.from_arrays(self.spec, *fields)
         else:
@@ -144,8 +147,10 @@ class SyntheticReplayBuffer:
         # Real rows overwrite synthetic ones at random places: cheaper than joining and shuffling.
         rows = self.store.sample(batch_size)
         if real:
-            places = self._shuffles.draw(batch_size)[:real]
-            rows.index_copy_(0, places, self.real.sample(real).rows.to(self.device))
+            drawn = self.real.sample(real).rows
+            if len(drawn) != real:
+                raise ValueError(f"real: its sample({real}) gave {len(drawn)} rows")
+            rows.index_copy_(0, self._shuffles.draw(batch_size)[:real], drawn.to(self.device))
         return Transitions(self.spec, rows)
 
     def refresh_if_due(self) -> RefreshReport | None:
@@ -168,14 +173,13 @@ class SyntheticReplayBuffer:
             fit = self.generator.fit(self.real.transitions())
             fitted = time.monotonic()
             fresh = self.generator.sample(min(self.schedule.rows, self.store.capacity))
-            if not bool(torch.isfinite(fresh.rows).all()):
-                raise GenerationError("the generator gave rows that are not finite")
+            self._check_generated(fresh)
             self.store.replace(fresh)
         except BaseException as error:
             if before is not None and isinstance(self.generator, Stateful):
                 self.generator.load_state_dict(before)
             kept = f"keeping the previous model and {len(self.store)} synthetic rows"
-            if not isinstance(error, _RECOVERABLE):
+            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
                 logger.warning("refresh interrupted by %s: %s", type(error).__name__, kept)
                 raise
             warnings.warn(f"refresh failed, {kept}: {error}", RuntimeWarning, stacklevel=2)
@@ -251,6 +255,17 @@ class SyntheticReplayBuffer:
             raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
         self.schedule, self.real_ratio = schedule, real_ratio
         self.steps, self.refreshes, self._last_attempt = counts
+
+    def _check_generated(self, fresh: Transitions) -> None:
+        """Whatever the generator is, only rows that could be real get into the store."""
+        if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
+            raise TypeError(
+                f"generator: its sample gave no transitions of this buffer's spec, but {type(fresh).__name__}"
+            )
+        try:
+            fresh.check()
+        except ValueError as error:
+            raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
 
 
 def _stateful(part: object, name: str) -> Stateful:

@@ -36,8 +36,11 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
 
     Raises:
         TypeError: The state holds anything else.
+        FileNotFoundError: The folder does not exist.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: there is no folder {path.parent}")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}

@@ -35,6 +35,8 @@ def resolve_device(device: torch.device | str) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: expected 'auto' or a torch device, got {device!r}") from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: there is no CUDA device, got {device!r}")
     if resolved.type == "cuda" and resolved.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return resolved

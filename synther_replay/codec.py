@@ -2,11 +2,14 @@
 
 Per column of a row:
 
-* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not);
+* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not). Outliers do
+  not count in the statistics, and their codes grow as the logarithm of their distance: one absurd value must not
+  squeeze all others into nothing, but a rare large reward must survive;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
   them back: a continuous model would otherwise smear the pile over its neighbourhood;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
-  2022): values without an order stay apart, and few codes are needed for many values;
+  2022): values without an order stay apart, and few codes are needed for many values. Where n is no power of two, a
+  pattern of digits that stands for no value becomes the highest one;
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 on the way back.
 
 Codes that are the same in all rows are written back exactly as they were. Statistics are per model of a stack.
@@ -14,25 +17,26 @@ Codes that are the same in all rows are written back exactly as they were. Stati
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.errors import CheckpointError
 from synther_replay.spaces import Leaf
 from synther_replay.transitions import TransitionSpec
 
-# Statistics ignore, and training never sees, what lies further than this many times the span of the central 99.8 %
-# outside it: one absurd value would otherwise squeeze all others of its column into nothing.
+# A value is an outlier of its column when it lies further outside the central 99.8 % than so many times their span.
 _OUTLIER_SPANS = 3.0
 _CENTRAL = 0.001
 _FEW_OUTLIERS = 5  # so many at either end are left out even where they are more than that share
-# Quantiles of this many evenly spaced rows are good enough for that, and sorting them is fast on any device.
-_QUANTILE_ROWS = 20_000
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
+_STATISTICS = ("mean", "scale", "low", "high", "clip_low", "clip_high", "push_low", "push_high", "constant")
+_LARGEST = 3e38  # float32 ends a little above
 
 
 class TransitionCodec:
@@ -60,15 +64,17 @@ class TransitionCodec:
                     plain.append(column)
                     ordinal.append(leaf.kind == "ordinal")
                 column += 1
-        self._plain = torch.tensor(plain, dtype=torch.long)
-        self._ordinal = torch.tensor(ordinal)
+        self._plain = torch.tensor(plain, dtype=torch.long, device="cpu")
+        self._ordinal = torch.tensor(ordinal, dtype=torch.bool, device="cpu")
         self._low, self._high = _column_bounds(spec)
-        self._category_columns = torch.tensor([c for c, _, _ in categories], dtype=torch.long)
-        self._category_low = torch.tensor([low for _, low, _ in categories], dtype=torch.float32)
-        self._category_high = torch.tensor([high for _, _, high in categories], dtype=torch.float32)
+        self._category_columns = torch.tensor([c for c, _, _ in categories], dtype=torch.long, device="cpu")
+        self._category_low = torch.tensor([low for _, low, _ in categories], dtype=torch.float32, device="cpu")
+        self._category_high = torch.tensor([high for _, _, high in categories], dtype=torch.float32, device="cpu")
         digits = [(int(high - low)).bit_length() for _, low, high in categories]
-        self._digit_owner = torch.tensor([k for k, n in enumerate(digits) for _ in range(n)], dtype=torch.long)
-        self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32)
+        self._digit_owner = torch.tensor(
+            [k for k, n in enumerate(digits) for _ in range(n)], dtype=torch.long, device="cpu"
+        )
+        self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         self.statistics: dict[str, Tensor] = {}
 
@@ -82,60 +88,79 @@ class TransitionCodec:
             reward = self._plain == self.spec.rewards.start
             mean[..., reward], scale[..., reward] = 0.0, 1.0
             low[..., reward], high[..., reward] = -torch.inf, torch.inf
-        observed = rows.amin(1, keepdim=True)[..., self._plain], rows.amax(1, keepdim=True)[..., self._plain]
-        self.statistics = {"mean": mean, "scale": scale, "low": low, "high": high}
-        # Simulators do leave the bounds that their observation space declares; actions may not.
+        s = {"mean": mean, "scale": scale, "low": (low - mean) / scale, "high": (high - mean) / scale}
+        # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
+        # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
         is_action = (self._plain >= self.spec.actions.start) & (self._plain < self.spec.actions.stop)
-        bounds = self._low[self._plain], self._high[self._plain]
-        self.statistics["clip_low"] = torch.where(is_action, bounds[0], torch.minimum(bounds[0], observed[0]))
-        self.statistics["clip_high"] = torch.where(is_action, bounds[1], torch.maximum(bounds[1], observed[1]))
-        for side, on_bound in (("low", x <= self.statistics["clip_low"]), ("high", x >= self.statistics["clip_high"])):
+        least, most = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        allowed_low, allowed_high = self._low[self._plain], self._high[self._plain]
+        allowed_low = torch.where(is_action, allowed_low, torch.minimum(allowed_low, least))
+        allowed_high = torch.where(is_action, allowed_high, torch.maximum(allowed_high, most))
+        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, torch.minimum(least, low))
+        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, torch.maximum(most, high))
+        for side, on_bound in (("low", x <= s["clip_low"]), ("high", x >= s["clip_high"])):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
-            self.statistics[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)
+            s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)
+        self.statistics = s
         codes = self.encode(rows)
         least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
-        self.statistics["constant"] = torch.where(least == most, least, torch.nan)
+        s["constant"] = torch.where(least == most, least, torch.nan)
 
     def encode(self, rows: Tensor) -> Tensor:
         """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
         s = self.statistics
         plain = rows[..., self._plain]
         outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
-        plain = (plain.clamp(s["low"], s["high"]) + outwards - s["mean"]) / s["scale"]
+        plain = self._compress((plain + outwards - s["mean"]) / s["scale"])
         values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
         digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes ``(M, n, code_dim)`` to rows ``(M, n, dim)``, and which of them are valid, bool ``(M, n)``.
-
-        A row is not valid when a code is not finite, or a discrete value does not exist.
-        """
+        """Codes ``(M, n, code_dim)`` to rows ``(M, n, dim)``, and which of them are finite, bool ``(M, n)``."""
         s = self.statistics
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
         plain_end, digits_end = len(self._plain), self.code_dim - 1
         rows = codes.new_empty((*codes.shape[:-1], self.spec.dim))
-        plain = codes[..., :plain_end] * s["scale"] + s["mean"]
+        plain = self._expand(codes[..., :plain_end]) * s["scale"] + s["mean"]
         plain = torch.where(self._ordinal, plain.round(), plain)
-        valid = torch.isfinite(codes).all(-1) & torch.isfinite(plain).all(-1)
-        rows[..., self._plain] = plain.clamp(s["clip_low"], s["clip_high"])
+        plain = plain.clamp(s["clip_low"], s["clip_high"])
+        finite = torch.isfinite(codes).all(-1) & torch.isfinite(plain).all(-1)
+        rows[..., self._plain] = plain
         if len(self._category_columns):
             digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
             values = self._category_low.expand(*codes.shape[:-1], -1).clone()
             values.index_add_(-1, self._digit_owner, digits)
-            valid &= (values <= self._category_high).all(-1)
-            rows[..., self._category_columns] = values
+            rows[..., self._category_columns] = values.minimum(self._category_high)
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
-        return rows, valid
+        return rows, finite
+
+    def _compress(self, z: Tensor) -> Tensor:
+        """Make the distance of outliers logarithmic."""
+        low, high = self.statistics["low"], self.statistics["high"]
+        z = z.clamp(-_LARGEST, _LARGEST)
+        return z.clamp(low, high) + (z - high).clamp(min=0).log1p() - (low - z).clamp(min=0).log1p()
+
+    def _expand(self, code: Tensor) -> Tensor:
+        """The inverse of `_compress`."""
+        low, high = self.statistics["low"], self.statistics["high"]
+        most = math.log(_LARGEST / 3)
+        return code.clamp(low, high) + (code - high).clamp(0, most).expm1() - (low - code).clamp(0, most).expm1()
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the statistics."""
         return {name: tensor.clone() for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over the statistics of `state_dict`."""
-        self.statistics = {name: tensor.to(device) for name, tensor in state.items()}
+        """Take over the statistics of `state_dict`; others are refused and change nothing."""
+        for name, tensor in state.items():
+            width = self.code_dim if name == "constant" else len(self._plain)
+            if name not in _STATISTICS or tensor.ndim != 3 or tensor.shape[1:] != (1, width):
+                raise CheckpointError(f"state: {name} of shape {tuple(tensor.shape)} is no statistic of this codec")
+        if state and set(state) != set(_STATISTICS):
+            raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
+        self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
         self._move_to(device)
 
     def _move_to(self, device: torch.device) -> None:
@@ -163,11 +188,11 @@ def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
 
 def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
     """Range beyond which a value counts as an outlier of its column, ``(M, 1, columns)`` each."""
-    some = x[:, :: max(1, x.shape[1] // _QUANTILE_ROWS)].transpose(1, 2).contiguous()
-    rows = some.shape[2]
+    columns = x.transpose(1, 2).contiguous()
+    rows = x.shape[1]
     extreme = max(int(rows * _CENTRAL), min(_FEW_OUTLIERS, rows // 50)) + 1
     low, high = (
-        some.topk(extreme, dim=2, largest=largest, sorted=True).values[..., -1].double()[:, None]
+        columns.topk(extreme, dim=2, largest=largest, sorted=True).values[..., -1].double()[:, None]
         for largest in (False, True)
     )
     span = (high - low) * _OUTLIER_SPANS

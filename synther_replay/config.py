@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from synther_replay.diffusion.generation import SOLVERS, SamplerSettings
@@ -12,14 +13,14 @@ from synther_replay.diffusion.network import NetworkShape
 # The paper trains on larger batches where there is as much data as this.
 _LARGE_DATA_ROWS = 800_000
 _PRECISIONS = ("auto", "bf16", "fp32")
-# What a field of each declared type may hold; a bool is not a number here, a whole number is a float.
+# What a field of each declared type may hold, NumPy's numbers included; a bool is no number, a whole number a float.
 _KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
+    "int": (Integral,),
     "bool": (bool,),
     "str": (str,),
-    "float": (float, int),
-    "int | None": (int, type(None)),
-    "float | None": (float, int, type(None)),
+    "float": (Real,),
+    "int | None": (Integral, type(None)),
+    "float | None": (Real, type(None)),
     "tuple[float, float]": (tuple,),
 }
 
@@ -39,7 +40,7 @@ class GeneratorConfig:
     fourier: int = 16  # random Fourier features of the noise level, even
 
     # -- training
-    steps: int = 10_000  # gradient steps of a fit from scratch
+    steps: int = 10_000  # gradient steps of a fit from scratch; rounded up to a multiple of `average_every`
     refresh_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
     warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
     batch_size: int = 1024
@@ -50,8 +51,8 @@ class GeneratorConfig:
     average_decay: float = 0.995  # of the moving average of the weights, per update
     average_every: int = 10  # steps between its updates
     held_out: float = 0.05  # share of the rows kept out of training to measure the loss on; 0: none
-    evaluate_every: int = 500  # steps between two measurements of it
-    patience: int | None = 4  # stop after this many measurements without improvement; None: never
+    evaluate_every: int = 500  # steps between two measurements of it, at most an eighth of the fit
+    patience: int | None = 4  # stop after this many measurements without improvement; None: never. The best is kept
     max_seconds: float | None = None  # stop a fit after this long, annealed in time; None: no limit
 
     # -- data
@@ -59,10 +60,10 @@ class GeneratorConfig:
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
-    sampling_steps: int = 18
-    sigma_min: float = 0.01  # smallest noise level
+    sampling_steps: int = 24
+    sigma_min: float = 0.005  # smallest noise level
     sigma_max: float = 20.0  # largest noise level
-    rho: float = 7.0  # how much denser the small noise levels lie
+    rho: float = 9.0  # how much denser the small noise levels lie
     churn: float = 0.0  # S_churn of stochastic Heun; 0: deterministic
     churn_min: float = 0.05  # S_tmin
     churn_max: float = 50.0  # S_tmax
@@ -87,6 +88,7 @@ class GeneratorConfig:
             sampling_steps=128,
             sigma_min=0.002,
             sigma_max=80.0,
+            rho=7.0,
             churn=80.0,
         )
         return replace(published, **changes)
@@ -96,7 +98,8 @@ class GeneratorConfig:
         """The same network with larger batches and steps, warm-started and stopped early, and a few-step sampler.
 
         For a GPU, where a batch of 1,024 takes hardly longer than one of 256. The sampler's noise levels span less
-        than the paper's: data of standard deviation 1 are lost in noise of 20, and finer than 0.01 there is nothing.
+        than the paper's, which leaves more steps where they count: for normal data of any standard deviation from
+        0.03 to 2 (the whole has 1) the generated one is then at most 2 % off, against 5 % for 24 steps from 80 down.
         """
         return replace(cls(), **changes)
 
@@ -121,8 +124,12 @@ class GeneratorConfig:
         for field in fields(self):
             kinds = _KINDS[str(field.type)]
             value = getattr(self, field.name)
-            _require(self, field.name, type(value) in kinds, " or ".join(kind.__name__ for kind in kinds))
-            _require(self, field.name, not isinstance(value, float) or math.isfinite(value), "a finite number")
+            fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+            _require(self, field.name, fits, " or ".join(kind.__name__ for kind in kinds))
+            if isinstance(value, Real) and not isinstance(value, bool):
+                _require(self, field.name, math.isfinite(value), "a finite number")
+                # as Python's own numbers, which JSON knows
+                object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
         for name in ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("depth", "chunk", "sampling_steps"):
@@ -132,7 +139,7 @@ class GeneratorConfig:
         _require(self, "fourier", self.fourier >= 2 and self.fourier % 2 == 0, "an even number of at least 2")
         for name in ("learning_rate", "gradient_clip", "rho", "churn_noise", "sigma_max"):
             _require(self, name, getattr(self, name) > 0, "a positive number")
-        in_range = len(self.betas) == 2 and all(isinstance(b, float | int) and 0 <= b < 1 for b in self.betas)
+        in_range = len(self.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas)
         _require(self, "betas", in_range, "two numbers in [0, 1)")
         _require(self, "average_decay", 0 <= self.average_decay < 1, "a number in [0, 1)")
         _require(self, "held_out", 0 <= self.held_out <= 0.5, "a share from 0 to 0.5")

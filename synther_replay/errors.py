@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class NotFittedError(RuntimeError):
     """`sample` was asked of a generator that has not been fitted or loaded."""
@@ -17,3 +19,10 @@ class GenerationError(RuntimeError):
 
 class CheckpointError(ValueError):
     """A file is missing, damaged, foreign, made by a newer version, or does not fit the object it is loaded into."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: torch says so in a plain RuntimeError on a CPU and in cuBLAS."""
+    text = str(error).lower()
+    told = any(sign in text for sign in ("out of memory", "can't allocate memory", "alloc_failed"))
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and told)

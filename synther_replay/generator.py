@@ -6,6 +6,7 @@ import math
 import os
 import time
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from synther_replay.checks import resolve_device, whole_number
 from synther_replay.codec import TransitionCodec
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.generation import StackSampler
-from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan
+from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
 from synther_replay.seeding import derive_seed
 from synther_replay.splitting import split_held_out
@@ -34,13 +35,14 @@ class FitReport:
 
     Attributes:
         loss: Mean training loss since the last measurement.
-        held_out_loss: Loss on the rows kept out of training, None without such rows.
+        held_out_loss: Loss of the model that is kept on the rows kept out of training; None without such rows.
         steps: Gradient steps taken.
         seconds: Time it took, all included.
         rows: Rows that were learnt from or held out.
         from_scratch: Whether it started from nothing.
         stopped_early: Whether it stopped before the planned steps, by patience or out of time.
         losses: The training loss of each model.
+        held_out_losses: The held-out loss of each model, the lowest that was measured: that model is kept.
     """
 
     loss: float
@@ -51,6 +53,7 @@ class FitReport:
     from_scratch: bool
     stopped_early: bool
     losses: tuple[float, ...]
+    held_out_losses: tuple[float, ...] | None
 
 
 class DiffusionGenerator:
@@ -58,7 +61,7 @@ class DiffusionGenerator:
 
     >>> import gymnasium as gym, torch
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (1,)))
-    >>> some = Transitions(spec, torch.rand(500, spec.dim).round(decimals=1))
+    >>> some = Transitions(spec, torch.rand(500, spec.dim).round())
     >>> generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=20), device="cpu")
     >>> generator.fit(some).steps
     20
@@ -71,7 +74,8 @@ class DiffusionGenerator:
         device: "auto" for the GPU if there is one, or a torch device.
         seed: The same seed and the same calls give the same rows on the same device.
         stack: Number of independent models, trained and sampled side by side; with more than one, all transitions
-            have a leading axis of that size.
+            have a leading axis of that size. They share their fate: training goes on until the last of them is out
+            of patience, and if one diverges the fit of all is undone.
     """
 
     min_rows = 32  # fewer rows than this make no distribution to learn
@@ -127,9 +131,9 @@ class DiffusionGenerator:
 
         Args:
             transitions: Real transitions; with a stack, ``(stack, n)`` of them.
-            steps: Gradient steps instead of the configured number.
+            steps: Gradient steps instead of the configured number, rounded up to a multiple of `average_every`.
             max_seconds: Time limit instead of the configured one.
-            from_scratch: Whether to forget the last model; None as configured.
+            from_scratch: Whether to forget the last model; None as configured, and always for the first fit.
             progress: Whether to show a progress bar; None shows it in a terminal only.
 
         Raises:
@@ -139,36 +143,34 @@ class DiffusionGenerator:
         """
         begun = time.monotonic()
         rows = self._checked(transitions)
-        if from_scratch is None:
+        if not self._fitted or from_scratch is None:
             from_scratch = not (self._fitted and self.config.warm_start)
         if steps is None:
             steps = self.config.steps if from_scratch else self.config.refresh_steps
-        if max_seconds is None:
-            max_seconds = self.config.max_seconds
-        elif not 0 < max_seconds < math.inf:
-            raise ValueError(f"max_seconds: expected a positive number, got {max_seconds!r}")
+        steps = whole_number("steps", steps)
         plan = TrainingPlan(
-            steps=whole_number("steps", steps),
+            steps=steps,
             batch_size=self.config.batch_size_for(rows.shape[1]),
             learning_rate=self.config.learning_rate,
-            evaluate_every=self.config.evaluate_every,
+            evaluate_every=min(self.config.evaluate_every, math.ceil(steps / 8)),
             patience=self.config.patience,
-            max_seconds=max_seconds,
+            max_seconds=self.config.max_seconds if max_seconds is None else _positive("max_seconds", max_seconds),
             from_scratch=from_scratch,
+            begun=begun,
         )
         codec = self._new_codec()
         codec.fit(rows)
         train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
-        disabled = None if progress is None else not progress
-        with tqdm(total=steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
-
-            def show(done: int, loss: float, held_out_loss: float | None) -> None:
-                bar.update(done - bar.n)
-                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
-
-            result = self._trainer.fit(train, held_out, plan, show)
-        self._codec, self._fitted = codec, True
-        self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
+        before = self._codec, self._fitted
+        try:
+            with self._trainer.undone_on_failure():
+                result = self._train(train, held_out, plan, progress)
+                self._codec, self._fitted = codec, True
+                self._load_sampler()
+        except BaseException:
+            self._codec, self._fitted = before
+            self._load_sampler()
+            raise
         held = result.held_out_loss
         return FitReport(
             loss=sum(result.loss) / self.stack,
@@ -179,13 +181,14 @@ class DiffusionGenerator:
             from_scratch=from_scratch,
             stopped_early=result.stopped_early,
             losses=result.loss,
+            held_out_losses=held,
         )
 
+    @torch.inference_mode(mode=False)
     def sample(self, n: int) -> Transitions:
         """Generate `n` transitions (per model of a stack) on the generator's device.
 
-        Rows that are not finite, or hold a discrete value that does not exist, are counted in `rejected` and drawn
-        again.
+        Rows that are not finite are counted in `rejected` and drawn again.
 
         Raises:
             NotFittedError: Before the first `fit` or `load`.
@@ -194,7 +197,7 @@ class DiffusionGenerator:
         n = whole_number("n", n)
         if not self._fitted:
             raise NotFittedError("generator: call fit or load before sample")
-        rows = torch.empty(self.stack, n, self.spec.dim, device=self.device)
+        rows = torch.empty(self.stack, n, self.spec.dim, dtype=torch.float32, device=self.device)
         wanting = self._generate_into(rows)
         for _ in range(_REPAIRS):
             missing = int(wanting.sum(1).max())
@@ -257,15 +260,51 @@ class DiffusionGenerator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; a state of another spec, network or stack is refused and changes nothing."""
         mine = {"spec": self.spec.to_json(), "network": vars(self._trainer.shape), "stack": self.stack}
-        network = vars(GeneratorConfig.from_json(state["config"]).network(self._codec.code_dim))
-        theirs = {"spec": state["spec"], "network": network, "stack": state["stack"]}
+        try:
+            network = vars(GeneratorConfig.from_json(state["config"]).network(self._codec.code_dim))
+            theirs = {"spec": state["spec"], "network": network, "stack": state["stack"]}
+            numbers = {name: state[name] for name in ("seed", "draws", "rejected", "fitted")}
+            codec, trainer = self._new_codec(), state["trainer"]
+            codec.load_state_dict(state["codec"], self.device)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"state: it does not describe a generator of this release ({error!r})") from error
         for name, value in mine.items():
             if theirs[name] != value:
                 raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
-        self._trainer.load_state_dict(state["trainer"])
-        self._codec.load_state_dict(state["codec"], self.device)
-        self.seed = self._trainer.seed = state["seed"]
-        self._draws, self.rejected, self._fitted = state["draws"], state["rejected"], state["fitted"]
+        if numbers["fitted"] and not codec.statistics:
+            raise CheckpointError("state: it is fitted but has no statistics")
+        self._trainer.load_state_dict(trainer)
+        self._codec = codec
+        self.seed = self._trainer.seed = numbers["seed"]
+        self._draws, self.rejected, self._fitted = (numbers[name] for name in ("draws", "rejected", "fitted"))
+        self._load_sampler()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: captured graphs stay behind."""
+        return {"device": str(self.device), "spec": self.spec, "config": self.config, "state": self.state_dict()}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        """Rebuild, on the CPU where the device is missing."""
+        device = pickled["device"] if pickled["device"] == "cpu" or torch.cuda.is_available() else "cpu"
+        state = pickled["state"]
+        self.__init__(  # type: ignore[misc]
+            pickled["spec"], pickled["config"], device=device, seed=state["seed"], stack=state["stack"]
+        )
+        self.load_state_dict(state)
+
+    def _train(
+        self, train: Tensor, held_out: Tensor | None, plan: TrainingPlan, progress: bool | None
+    ) -> TrainingResult:
+        disabled = None if progress is None else not progress
+        with tqdm(total=plan.steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
+
+            def show(done: int, loss: float, held_out_loss: float | None) -> None:
+                bar.update(min(done, plan.steps) - bar.n)
+                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
+
+            return self._trainer.fit(train, held_out, plan, show)
+
+    def _load_sampler(self) -> None:
         self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
 
     def _checked(self, transitions: Transitions) -> Tensor:
@@ -280,9 +319,7 @@ class DiffusionGenerator:
             raise ValueError(f"transitions: expected rows of {self.stack} runs, got shape {tuple(rows.shape)}")
         if rows.shape[1] < self.min_rows:
             raise ValueError(f"transitions: expected at least {self.min_rows} rows to fit, got {rows.shape[1]}")
-        bad = int((~torch.isfinite(rows).all(-1)).sum())
-        if bad:
-            raise ValueError(f"transitions: {bad} of {rows.shape[0] * rows.shape[1]} rows are not finite")
+        transitions.check()
         return rows
 
     def _generate_into(self, rows: Tensor) -> Tensor:
@@ -295,12 +332,13 @@ class DiffusionGenerator:
             invalid[:, here] = ~valid
 
         self._draws += 1
-        self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
+        with torch.autocast(self.device.type, enabled=False):
+            self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
         return invalid
 
     def _repair(self, rows: Tensor, wanting: Tensor, count: int) -> None:
         """Draw `count` more rows per model and put the valid ones where rows are wanting."""
-        spare = torch.empty(self.stack, count, self.spec.dim, device=self.device)
+        spare = rows.new_empty(self.stack, count, self.spec.dim)
         unusable = self._generate_into(spare)
         for m in range(self.stack):
             places = wanting[m].nonzero()[:, 0]
@@ -311,6 +349,7 @@ class DiffusionGenerator:
     def _new_codec(self) -> TransitionCodec:
         return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
 
+    @torch.inference_mode(mode=False)
     def _build_models(self) -> None:
         config = self.config
         bf16 = config.precision == "bf16" or (config.precision == "auto" and self.device.type == "cuda")
@@ -328,3 +367,9 @@ class DiffusionGenerator:
             average_every=config.average_every,
         )
         self._sampler = StackSampler(shape, self.stack, self.device, dtype, config.sampler(), config.chunk)
+
+
+def _positive(name: str, value: float) -> float:
+    if not isinstance(value, Real) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a positive number, got {value!r}")
+    return float(value)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.checks import whole_number
 from synther_replay.seeding import generator_for
 from synther_replay.transitions import Transitions, TransitionSpec
 
@@ -122,7 +123,7 @@ def distance_to_closest(queries: Rows, records: Rows, *, chunk: int = 2048) -> T
 
     No more than ``chunk * chunk`` distances are held at once.
     """
-    _check_count("chunk", chunk)
+    whole_number("chunk", chunk)
     (asking, known), _ = _clean({"queries": queries, "records": records}, least=1, refuse=True)
     centre = known.mean(0, dtype=torch.float64)  # large norms would cost digits in the expanded square below
     distances = []
@@ -148,7 +149,7 @@ def memorisation(
     looks fresh, so all training rows stand behind the distances; behind `share_closer` stand only as many as are held
     out, and with k < n even pure copies reach no more than about ``(1 + k / n) / 2``.
     """
-    _check_count("max_rows", max_rows)
+    whole_number("max_rows", max_rows)
     cleaned, rejected = _clean({"training": training, "synthetic": synthetic, "held_out": held_out})
     known, new, fresh = _standardised(cleaned)
     generator = generator_for("cpu", seed)  # on the CPU, so that all devices draw alike
@@ -173,7 +174,7 @@ def dynamics_error(transitions: Transitions, step_fn: StepFunction, *, max_rows:
     if not isinstance(transitions, Transitions):
         raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
     matrix, spec = _matrix("transitions", transitions), transitions.spec
-    _check_count("max_rows", len(matrix) if max_rows is None else max_rows)
+    whole_number("max_rows", len(matrix) if max_rows is None else max_rows)
     asked = min(max_rows or len(matrix), len(matrix))
     indices = torch.arange(asked) * len(matrix) // asked
     rows = matrix[indices.to(matrix.device)].cpu()
@@ -237,12 +238,6 @@ def _standardised(sets: list[Tensor]) -> list[Tensor]:
 def _draw(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """At most `count` rows at random."""
     return rows if len(rows) <= count else rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
-
-
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        error = ValueError if isinstance(value, int) else TypeError
-        raise error(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
 def _clean(named: Mapping[str, Rows], *, least: int = 2, refuse: bool = False) -> tuple[list[Tensor], list[int]]:

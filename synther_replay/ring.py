@@ -35,7 +35,7 @@ class RingBuffer:
         self.spec = spec
         self.capacity = whole_number("capacity", capacity)
         self.device = resolve_device(device)
-        self._rows = torch.empty(0, spec.dim, device=self.device)
+        self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
         self._next = 0  # where the next row goes, once the ring is full
         self._indices = IndexStream(derive_seed(seed, 10), self.device)
@@ -103,11 +103,11 @@ class RingBuffer:
         self._rows[: len(rows)] = rows
         self._size, self._next = len(rows), state["next"]
 
+    @torch.inference_mode(mode=False)  # else rows allocated while an actor runs could never be written to again
     def _reserve(self, rows: int) -> None:
         """Grow by doubling, so that a large capacity costs no memory before it is used."""
         if rows > len(self._rows):
-            grown = torch.empty(
-                min(self.capacity, max(1024, 1 << (rows - 1).bit_length())), self.spec.dim, device=self.device
-            )
+            size = min(self.capacity, max(1024, 1 << (rows - 1).bit_length()))
+            grown = self._rows.new_empty(size, self.spec.dim)
             grown[: self._size] = self._rows[: self._size]
             self._rows = grown

@@ -12,7 +12,7 @@ def derive_seed(seed: int, *keys: int) -> int:
     >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
     (True, False)
     """
-    return int(np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(np.random.SeedSequence(seed, spawn_key=keys).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def generator_for(device: torch.device | str, seed: int, *keys: int) -> torch.Generator:

@@ -46,6 +46,11 @@ class Leaf:
     high: np.ndarray
 
     @property
+    def where(self) -> str:
+        """The path as it stands in an error message: ``['camera'][0]``."""
+        return "".join(f"[{key!r}]" for key in self.path)
+
+    @property
     def size(self) -> int:
         """Number of columns it fills."""
         return int(np.prod(self.shape, dtype=np.int64))
@@ -96,6 +101,9 @@ def leaves_of(space: spaces.Space[Any], name: str, path: Path = ()) -> tuple[Lea
 def _leaf(path: Path, shape: tuple[int, ...], dtype: Any, kind: Kind, low: Any, high: Any) -> Leaf:
     flat_low, flat_high = (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in (low, high))
     torch_dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+    if torch_dtype == torch.float16:  # unbounded would mean infinite: rows reach further than this type
+        largest = torch.finfo(torch_dtype).max
+        flat_low, flat_high = flat_low.clip(-largest), flat_high.clip(max=largest)
     return Leaf(path, tuple(shape), torch_dtype, kind, flat_low, flat_high)
 
 

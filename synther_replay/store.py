@@ -46,7 +46,7 @@ class SyntheticStore:
         self.capacity = whole_number("capacity", capacity)
         self.device = device
         self._indices = IndexStream(derive_seed(seed, 11), device)
-        self._held = _Held(torch.empty(0, spec.dim, device=device))
+        self._held = _Held(torch.empty(0, spec.dim, dtype=torch.float32, device=device))
 
     def __len__(self) -> int:
         """Number of rows held."""
@@ -67,16 +67,23 @@ class SyntheticStore:
         self._held = _Held(rows.to(self.device))
 
     def sample(self, n: int) -> Tensor:
-        """`n` rows drawn uniformly with replacement, ``(n, dim)``; the caller may keep and change them."""
+        """`n` rows drawn uniformly with replacement, ``(n, dim)``; the caller may keep and change them.
+
+        They are part of a block of several batches: who keeps one for long should keep a clone.
+        """
         held = self._held
         if not held.size:
             raise ValueError("store: it is empty")
         if not held.ahead or held.batch_size != n:
-            batches = max(1, min(_BATCHES_AHEAD, _MOST_ROWS_AHEAD // n))
-            index = self._indices.draw(batches * n, held.size)
-            held.ahead = list(held.rows.index_select(0, index).view(batches, n, -1).unbind())
-            held.batch_size = n
+            self._gather_ahead(held, n)
         return held.ahead.pop()
+
+    @torch.inference_mode(mode=False)  # else batches gathered while an actor runs could never be written to
+    def _gather_ahead(self, held: _Held, n: int) -> None:
+        batches = max(1, min(_BATCHES_AHEAD, _MOST_ROWS_AHEAD // n))
+        index = self._indices.draw(batches * n, held.size)
+        held.ahead = list(held.rows.index_select(0, index).view(batches, n, -1).unbind())
+        held.batch_size = n
 
     def clear(self) -> None:
         """Hold nothing."""

@@ -11,6 +11,7 @@ episode; a time limit (`truncated`) is never mixed in, because the value of the 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 from synther_replay.spaces import (
-    MAX_EXACT_INTEGER,
     Leaf,
     leaves_of,
     nest,
@@ -31,6 +31,7 @@ from synther_replay.spaces import (
     space_from_json,
     space_to_json,
 )
+from synther_replay.validation import check_finite, check_flags, check_leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +99,24 @@ class TransitionSpec:
         """The column of the termination flag."""
         return slice(self.dim - 1, self.dim)
 
-    def to_json(self) -> dict[str, Any]:
-        """Describe the spec with JSON values only."""
+    def fields(self) -> dict[str, tuple[Leaf, ...]]:
+        """The leaves of each field that has a space; reward and termination have none."""
+        return {
+            "observations": self.observation_leaves,
+            "actions": self.action_leaves,
+            "next_observations": self.observation_leaves,
+        }
+
+    @cached_property
+    def _description(self) -> dict[str, Any]:
         return {
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe the spec with JSON values only."""
+        return copy.deepcopy(self._description)
 
     @classmethod
     def from_json(cls, description: dict[str, Any]) -> TransitionSpec:
@@ -114,7 +127,7 @@ class TransitionSpec:
 
     def __eq__(self, other: object) -> bool:
         """Specs are equal when their spaces are described alike."""
-        return self is other or (isinstance(other, TransitionSpec) and self.to_json() == other.to_json())
+        return self is other or (isinstance(other, TransitionSpec) and self._description == other._description)
 
     def __hash__(self) -> int:
         """Equal specs hash alike."""
@@ -172,11 +185,12 @@ class Transitions:
             *_pack_leaves(actions, spec.action_leaves, lead, "actions", device),
             _shaped(reward, lead, (), "rewards"),
             *_pack_leaves(next_observations, spec.observation_leaves, lead, "next_observations", device),
-            _flags(_shaped(_tensor(terminated, "terminated", device), lead, (), "terminated")),
+            _shaped(_tensor(terminated, "terminated", device), lead, (), "terminated"),
         ]
+        check_flags(parts[-1])
         rows = torch.cat([part.to(parts[0].device, torch.float32) for part in parts], dim=-1)
         transitions = cls(spec, rows.reshape(1, -1) if not lead else rows)
-        refuse_non_finite(transitions)
+        transitions._check_finite()
         return transitions
 
     @property
@@ -215,9 +229,29 @@ class Transitions:
             index = index if index.numel() else index.long()  # an empty list would be an index of floats
         return Transitions(self.spec, self.rows[..., index, :])
 
+    def check(self) -> None:
+        """Refuse rows that are no transitions of the spec: NaN, infinity, categories or flags that do not exist.
+
+        `from_arrays` has done this already; rows that were put together otherwise may need it.
+        """
+        if self.rows.dtype != torch.float32:
+            raise TypeError(f"rows: expected float32, got {self.rows.dtype}")
+        self._check_finite()
+        for name, leaves in self.spec.fields().items():
+            start = getattr(self.spec, name).start
+            for leaf in leaves:
+                check_leaf(self.rows[..., start : start + leaf.size], leaf, name + leaf.where)
+                start += leaf.size
+        check_flags(self.rows[..., self.spec.terminated])
+
     def to(self, device: torch.device | str) -> Transitions:
         """The same transitions on another device."""
         return Transitions(self.spec, self.rows.to(device))
+
+    def _check_finite(self) -> None:
+        if not bool(torch.isfinite(self.rows).all()):
+            for name in (*self.spec.fields(), "rewards", "terminated"):
+                check_finite(self.rows[..., getattr(self.spec, name)], name)
 
     def _unpack(self, columns: slice, leaves: tuple[Leaf, ...], space: spaces.Space[Any]) -> Any:
         values, start = [], columns.start
@@ -261,52 +295,8 @@ def _pack_leaves(
     """Columns of one nested field."""
     parts = []
     for leaf in leaves:
-        where = name + "".join(f"[{key!r}]" for key in leaf.path)
+        where = name + leaf.where
         part = _shaped(_tensor(pick(value, leaf.path, name), where, device), lead, leaf.shape, where)
-        if leaf.kind != "real":
-            _check_integers(part, leaf, where)
+        check_leaf(part, leaf, where)
         parts.append(part)
     return parts
-
-
-def _check_integers(part: Tensor, leaf: Leaf, where: str) -> None:
-    values = part.to(torch.float64)
-    low, high = (torch.as_tensor(limit, device=part.device) for limit in _limits(leaf))
-    wrong = (values != values.round()) | (values < low) | (values > high)
-    if bool(wrong.any()):
-        bad = part[wrong].flatten()[0].item()
-        raise ValueError(f"{where}: expected integers from {int(low.min())} to {int(high.max())}, got {bad}")
-
-
-def _limits(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest integer that may enter, per column.
-
-    Categories outside the space do not exist. The bounds of a Box are often loose, so an ordinal only has to fit its
-    dtype: 300 would come back from uint8 as 44.
-    """
-    low, high = leaf.low, leaf.high
-    if leaf.kind == "ordinal":
-        is_bool = leaf.dtype == torch.bool
-        limits = (0, 1) if is_bool else (torch.iinfo(leaf.dtype).min, torch.iinfo(leaf.dtype).max)
-        low, high = (np.array([limit], dtype=np.float64) for limit in limits)
-    return low.clip(-MAX_EXACT_INTEGER), high.clip(max=MAX_EXACT_INTEGER)
-
-
-def _flags(part: Tensor) -> Tensor:
-    if part.dtype != torch.bool and bool(((part != 0) & (part != 1)).any()):
-        bad = part[(part != 0) & (part != 1)].flatten()[0].item()
-        raise ValueError(f"terminated: expected True or False (or 1 and 0), got {bad}")
-    return part
-
-
-def refuse_non_finite(transitions: Transitions) -> None:
-    """Raise a ValueError that names the first field with NaN or infinity, if there is one."""
-    spec, rows = transitions.spec, transitions.rows
-    if bool(torch.isfinite(rows).all()):
-        return
-    for name in ("observations", "actions", "rewards", "next_observations", "terminated"):
-        values = rows[..., getattr(spec, name)]
-        wrong = ~torch.isfinite(values)
-        if bool(wrong.any()):
-            count, bad = int(wrong.any(-1).sum()), values[wrong][0].item()
-            raise ValueError(f"{name}: {count} of {wrong[..., 0].numel()} rows are not finite in float32 (found {bad})")

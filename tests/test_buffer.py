@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import pickle
 import random
 import signal
 import warnings
@@ -351,13 +352,25 @@ def test_3_generated_observations_stay_within_their_bounds(pendulum_buffer):
     assert (state.abs() <= torch.tensor([1.0, 1.0, 8.0])).all()
 
 
-def test_3_rejected_rows_are_counted():
-    spec = pendulum_spec(spaces.Discrete(3))  # two binary digits can say 3, which does not exist
+def test_3_rejected_rows_are_counted(monkeypatch):
+    spec = pendulum_spec(spaces.Discrete(3))
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     generator.fit(pendulum_like(spec))
-    assert generator.rejected == 0
-    assert set(generator.sample(2_000).actions.unique().tolist()) <= {0, 1, 2}
-    assert generator.rejected > 10
+    draw, spoilt = generator._sampler.draw, iter([True])
+
+    def with_nan(n, seed, write):
+        def spoil(start, codes):
+            if next(spoilt, False):
+                codes[0, :7, 0] = math.nan
+            write(start, codes)
+
+        draw(n, seed, spoil)
+
+    monkeypatch.setattr(generator._sampler, "draw", with_nan)
+    rows = generator.sample(2_000)
+    assert rows.rows.isfinite().all()
+    assert set(rows.actions.unique().tolist()) <= {0, 1, 2}
+    assert generator.rejected == 7
 
 
 # --- 4. a refit completes or leaves everything as it was --------------------------------------------------------------
@@ -805,3 +818,82 @@ def test_8_ratio_of_one_needs_no_synthetic_rows_even_if_there_are_some(refreshed
     buffer.add(numbered(30))
     assert is_real(buffer.sample(64)).all()
     assert fake.fits == 1
+
+
+# --- parts and circumstances ------------------------------------------------------------------------------------------
+
+
+def test_copies_and_pickles_go_on_alike_and_apart():
+    spec = pendulum_spec(spaces.Discrete(3))
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    schedule = RetrainSchedule(every=50, rows=40, start=50)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), generator, schedule=schedule)
+    buffer.add(pendulum_like(spec))
+    buffer.sample(16)
+    others = [copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))]
+    weights = generator._trainer.weights().clone()
+    for other in others:
+        other.refresh()
+        assert not torch.equal(other.generator._trainer.weights(), weights)
+    assert torch.equal(generator._trainer.weights(), weights), "a copy that is fitted must not train the original"
+    buffer.refresh()
+    batch = buffer.sample(16).rows
+    for other in others:
+        assert torch.equal(other.sample(16).rows, batch)
+
+
+def test_an_actor_in_inference_mode_does_not_spoil_the_learner():
+    spec = pendulum_spec(spaces.Discrete(3))
+    with torch.inference_mode():
+        generator = DiffusionGenerator(spec, TINY, device="cpu")
+        buffer = SyntheticReplayBuffer(RingBuffer(spec, 5_000), generator, schedule=RetrainSchedule(50, 40, 50))
+        buffer.add(pendulum_like(spec))
+        buffer.sample(16)
+    buffer.add(pendulum_like(spec))
+    buffer.sample(16)
+    assert buffer.refreshes == 2
+
+
+def test_autocast_and_another_default_type_change_nothing():
+    spec = pendulum_spec(spaces.Discrete(3))
+    data = pendulum_like(spec)
+
+    def batch():
+        generator = DiffusionGenerator(spec, TINY, device="cpu")
+        buffer = SyntheticReplayBuffer(RingBuffer(spec, 5_000), generator, schedule=RetrainSchedule(50, 40, 50))
+        buffer.add(data)
+        return buffer.sample(16).rows
+
+    expected = batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(batch(), expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(batch(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_stack_is_refused_before_training():
+    spec = pendulum_spec(spaces.Discrete(3))
+    with pytest.raises(ValueError, match=r"generator.*stack of 2"):
+        SyntheticReplayBuffer(RingBuffer(spec, 100), DiffusionGenerator(spec, TINY, device="cpu", stack=2))
+
+
+def test_a_real_buffer_that_gives_too_few_rows_is_named(refreshed, numbered, monkeypatch):
+    buffer = refreshed()
+    sample = buffer.real.sample
+    monkeypatch.setattr(buffer.real, "sample", lambda n: sample(n - 1))
+    with pytest.raises(ValueError, match="real: its sample"):
+        buffer.sample(10)
+
+
+def test_running_out_of_memory_on_a_cpu_is_survived(refreshed, fake, numbered):
+    buffer = refreshed()
+
+    def fail():
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+    fake.during_fit = fail
+    with pytest.warns(RuntimeWarning, match="allocate memory"):
+        assert buffer.refresh() is None

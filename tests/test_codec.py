@@ -297,7 +297,7 @@ def test_constant_continuous_columns_come_back_exactly(value, normalise_rewards)
     decoded, valid = codec.decode(bad_codes(codec, rows))
     assert valid.all()
     assert (decoded[..., columns] == torch.tensor(value)).all()
-    assert decoded[..., 1].unique().numel() > 100  # a column that is not constant stays so
+    assert decoded[..., 1].unique().numel() > 1  # a column that is not constant stays so
 
 
 @pytest.mark.parametrize(
@@ -391,18 +391,18 @@ def test_observations_are_clipped_to_their_bounds_widened_to_the_data():
         assert decoded[..., columns].amax((0, 1)).tolist() == high
 
 
-def test_unbounded_and_half_bounded_spaces_are_clipped_only_where_they_end():
+def test_unbounded_columns_stay_within_what_was_seen_or_is_plausible():
     spec = spec_of(UNBOUNDED, spaces.Box(0, np.inf, (1,)))
     rows = random_rows(spec)
+    rows[..., 0] = torch.randn(rows.shape[:2], generator=torch.Generator().manual_seed(3))
+    rows[0, 5, 0] = 1e6
     codec = fitted(spec, rows)
     decoded, valid = codec.decode(bad_codes(codec, rows, 1e6))
     assert valid.all()
     assert decoded.isfinite().all()
-    for columns in (spec.observations, spec.next_observations, spec.rewards):
-        assert decoded[..., columns].amax() > 1e5
-        assert decoded[..., columns].amin() < -1e5
+    assert decoded[..., 0].amax() == pytest.approx(1e6)  # it was seen
+    assert 3 < -decoded[..., 0].amin() < 50
     assert decoded[..., spec.actions].amin() == 0
-    assert decoded[..., spec.actions].amax() > 1e5
 
 
 def test_bounds_beyond_float32_are_taken_without_a_warning():
@@ -505,7 +505,7 @@ def test_discrete_codes_are_read_by_their_sign():
 
 
 @pytest.mark.parametrize(("n", "start"), [(3, 0), (5, 0), (5, -2), (6, 100)])
-def test_discrete_values_that_do_not_exist_are_not_valid(n, start):
+def test_digits_of_no_value_become_the_highest_value(n, start):
     spec = spec_of(action=spaces.Discrete(n, start=start))
     rows = random_rows(spec, 200)
     codec = fitted(spec, rows)
@@ -513,19 +513,9 @@ def test_discrete_values_that_do_not_exist_are_not_valid(n, start):
     decoded, valid = codec.decode(codes)
     digits = (codes[..., 5:-1] > 0).long()
     values = start + (digits * 2 ** torch.arange(digits.shape[-1])).sum(-1)
-    assert torch.equal(valid, values < start + n)
-    assert 0 < valid.sum() < 200
-    assert torch.equal(Transitions(spec, decoded).actions[valid], values[valid])
-
-
-def test_one_value_that_does_not_exist_is_enough():
-    spec = spec_of(spaces.MultiDiscrete([3, 4]), spaces.Discrete(2))
-    rows = random_rows(spec, 100)
-    codec = fitted(spec, rows)
-    codes = codec.encode(rows)
-    first, second = codes_of_column(codec, rows, 0)
-    codes[0, 7, [first, second]] = 1.0
-    assert codec.decode(codes)[1][0].logical_not().nonzero().flatten().tolist() == [7]
+    assert valid.all()
+    assert (values >= start + n).any()
+    assert torch.equal(Transitions(spec, decoded).actions, values.clamp(max=start + n - 1))
 
 
 # --- codes that are not numbers ---------------------------------------------------------------------------------------
@@ -543,7 +533,7 @@ def test_codes_that_are_not_finite_are_not_valid_in_any_column(value):
 
 
 @pytest.mark.parametrize("observation", [BOX, UNBOUNDED], ids=str)
-def test_codes_too_large_to_decode_are_not_valid(observation):
+def test_codes_too_large_to_decode_are_clipped(observation):
     spec = spec_of(observation)
     rows = random_rows(spec, 300)
     rows[..., 0] *= 100
@@ -551,5 +541,46 @@ def test_codes_too_large_to_decode_are_not_valid(observation):
     codes = codec.encode(rows)
     codes[0, 7, codes_of_column(codec, rows, 0)] = 3e38
     decoded, valid = codec.decode(codes)
-    assert valid[0].logical_not().nonzero().flatten().tolist() == [7]
-    assert decoded[valid].isfinite().all()
+    assert valid.all()
+    assert decoded.isfinite().all()
+
+
+# --- values that are rare, far out or periodic ------------------------------------------------------------------------
+
+
+def test_rare_large_rewards_survive():
+    spec = spec_of(UNBOUNDED)
+    rows = random_rows(spec, 5_000)
+    rewards = -torch.rand(5_000, generator=torch.Generator().manual_seed(0))
+    rewards[::1_250] = 100.0  # a bonus at the goal, in 0.08 % of the rows
+    rows[..., spec.rewards.start] = rewards
+    codec = fitted(spec, rows)
+    codes = codec.encode(rows)
+    assert codes.abs().amax() < 40
+    assert codes[..., codes_of_column(codec, rows, spec.rewards.start)][0, 1:1_250].std() > 0.5
+    decoded = codec.decode(codes)[0][0, :, spec.rewards.start]
+    torch.testing.assert_close(decoded, rewards, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("period", [2, 5, 50])
+def test_periodic_rows_come_back(period):
+    """Interleaved environments, or episodes of one length: no sub-sample may look at one phase only."""
+    spec = spec_of(UNBOUNDED)
+    rows = random_rows(spec, 100_000)
+    phase = torch.arange(100_000) % period
+    rows[0, :, 0] = rows[0, :, 0] * 0.1 + phase * 100.0
+    codec = fitted(spec, rows)
+    decoded, _ = codec.decode(codec.encode(rows))
+    torch.testing.assert_close(decoded, rows, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("n", "outliers"), [(100, 2), (2_500, 5), (20_000, 15)])
+def test_a_few_outliers_do_not_squeeze_the_rest(n, outliers):
+    spec = spec_of(UNBOUNDED)
+    rows = random_rows(spec, n)
+    rows[0, :outliers, 0] = 1e20
+    codec = fitted(spec, rows)
+    codes = codec.encode(rows)[0, :, codes_of_column(codec, rows, 0)]
+    assert codes.isfinite().all()
+    assert 0.3 < codes[outliers:].std() < 3
+    assert codes[:outliers].abs().max() < 100

@@ -1,5 +1,6 @@
 """What a user gets by installing and importing."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -49,3 +50,29 @@ def test_pyproject_agrees_with_the_package():
     listed = project["tool"]["setuptools"]["packages"]
     folders = {".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("synther_replay/**/__init__.py")}
     assert set(listed) == folders | {"synther_replay.adapters"}
+
+
+def imports_of(module: str) -> set[str]:
+    """The modules of ours that a module imports, directly or through others."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        path = ROOT / Path(*waiting.pop().split("."))
+        tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+        names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        ours = {name for name in names if name.startswith("synther_replay.")} - found
+        found |= ours
+        waiting += ours
+    return found
+
+
+def test_the_buffer_knows_no_diffusion():
+    known = imports_of("synther_replay.buffer")
+    assert "synther_replay.store" in known
+    assert not [name for name in known if "diffusion" in name or name.endswith((".generator", ".codec", ".config"))]
+
+
+def test_diffusion_knows_no_reinforcement_learning():
+    for path in (ROOT / "synther_replay" / "diffusion").glob("*.py"):
+        known = imports_of(f"synther_replay.diffusion.{path.stem}".removesuffix(".__init__"))
+        assert not [name for name in known if name.endswith((".transitions", ".spaces", ".buffer", ".codec"))], path

@@ -26,6 +26,7 @@ PLAN = TrainingPlan(
     patience=None,
     max_seconds=None,
     from_scratch=False,
+    begun=0.0,
 )
 CORRELATION = 0.95
 
@@ -69,7 +70,7 @@ def test_it_learns_a_correlated_distribution_almost_perfectly() -> None:
     assert result.steps == 600
     assert not result.stopped_early
     assert result.held_out_loss is not None
-    assert sum(result.held_out_loss) / 2 == pytest.approx(seen[-1][2])
+    assert sum(result.held_out_loss) / 2 == pytest.approx(seen[-1][2], abs=2e-3)  # each model's own best
     assert seen[-1][2] < seen[0][2]
     best = smallest_possible_loss()
     assert best == pytest.approx(0.797, abs=0.002)  # 1.0 would be a model that knows nothing but mean and deviation
@@ -133,15 +134,29 @@ def test_all_rows_take_part_in_training_and_no_others() -> None:
     assert counts.std() < 1.5 * counts.mean().sqrt()  # as even as chance allows
 
 
-def test_the_moving_average_moves_once_per_block() -> None:
-    trainer, plan = make(average_every=5, average_decay=0.5), replace(PLAN, steps=5, evaluate_every=5)
-    average = trainer.optimiser.average.clone()
-    for updates in range(12):
-        trainer.fit(rows(), None, plan)
-        decay = min(0.5, (1 + updates) / (10 + updates))
-        average = decay * average + (1 - decay) * trainer.optimiser.parameters
-        torch.testing.assert_close(trainer.optimiser.average, average)
-    assert torch.equal(trainer.weights(), trainer.optimiser.average)
+def test_the_moving_average_moves_once_per_block_and_forgets_what_was_before_the_fit() -> None:
+    trainer = make(average_every=5, average_decay=0.5)
+    optimiser, averages, parameters = trainer.optimiser, [], []
+    update = optimiser.update_average
+
+    def spy(weight: Tensor) -> None:
+        update(weight)
+        averages.append(optimiser.average.clone())
+        parameters.append(optimiser.parameters.clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimiser, "update_average", spy)
+        for _ in range(2):
+            average = optimiser.average.clone()
+            averages.clear()
+            parameters.clear()
+            trainer.fit(rows(), None, replace(PLAN, steps=60))
+            assert len(averages) == 12
+            for updates in range(12):
+                decay = min(0.5, (1 + updates) / (10 + updates))  # of this fit, not of the model's life
+                average = decay * average + (1 - decay) * parameters[updates]
+                torch.testing.assert_close(averages[updates], average)
+    assert torch.equal(trainer.weights(), optimiser.average)
 
 
 def test_the_learning_rate_falls_by_a_cosine_in_every_fit() -> None:

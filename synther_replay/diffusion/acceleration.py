@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from synther_replay.errors import is_out_of_memory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,7 +22,7 @@ _SHAPES_PER_FUNCTION = 64
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Compile an element-wise function into one kernel when its first argument lives on a GPU.
 
-    On the CPU, and where Triton is missing, the function runs as it is written.
+    On the CPU, and where it cannot be compiled, the function runs as it is written.
     """
     compiled: Callable[P, R] | None = None
 
@@ -31,8 +34,16 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         if compiled is None:
             compiled = torch.compile(function, fullgraph=True, dynamic=False)
-        with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):
-            return compiled(*args, **kwargs)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):
+                return compiled(*args, **kwargs)
+        except Exception as error:
+            if compiled is function or is_out_of_memory(error):
+                raise
+            # A machine may have Triton but no C compiler; slow is better than not at all.
+            warnings.warn(f"{function.__name__} cannot be compiled and runs slower: {error}", stacklevel=2)
+            compiled = function
+            return function(*args, **kwargs)
 
     return call
 
@@ -49,14 +60,16 @@ def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], 
     offset are read at every replay. It is run twice here before it is recorded, so that nothing is compiled or
     allocated during the recording; the caller restores whatever state that changed.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
+    with torch.cuda.device(rng.device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(rng)
+        # "thread_local": another thread's allocations or copies to the device are no business of this recording
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(rng)
-    with torch.cuda.graph(graph):
-        function()
     return graph.replay

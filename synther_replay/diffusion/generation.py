@@ -78,9 +78,9 @@ class StackSampler:
         self.shape, self.settings, self.device = shape, settings, device
         self.rows_per_chunk = max(1, chunk // stack)
         self.weights = torch.zeros(stack, shape.parameters, dtype=dtype, device=device)
-        self.frequencies = torch.zeros(stack, 1, shape.fourier // 2, device=device)
+        self.frequencies = torch.zeros(stack, 1, shape.fourier // 2, dtype=torch.float32, device=device)
         self.rng = torch.Generator(device)
-        self._chunk = torch.empty(stack, 0, shape.dim, device=device)
+        self._chunk = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
         self._replay: Callable[[], None] | None = None
 
     def load(self, weights: Tensor, frequencies: Tensor) -> None:
@@ -98,13 +98,13 @@ class StackSampler:
             write: Called with the index of a chunk's first row and the chunk, ``(M, k, dim)``, valid until the next.
         """
         if self.device.type == "cuda" and self._replay is None:
-            self._chunk = torch.empty(len(self.weights), self.rows_per_chunk, self.shape.dim, device=self.device)
+            self._chunk = self._chunk.new_empty(len(self.weights), self.rows_per_chunk, self.shape.dim)
             self._replay = capture(lambda: self._solve_into(self._chunk), self.rng)
         self.rng.manual_seed(derive_seed(seed))
         for start in range(0, n, self.rows_per_chunk):
             count = min(self.rows_per_chunk, n - start)
             if self._replay is None:
-                self._chunk = torch.empty(len(self.weights), count, self.shape.dim, device=self.device)
+                self._chunk = self._chunk.new_empty(len(self.weights), count, self.shape.dim)
                 self._solve_into(self._chunk)
             else:
                 self._replay()
@@ -116,5 +116,5 @@ class StackSampler:
         def denoise(x: Tensor, sigma: float) -> Tensor:
             return edm.denoise(weights, self.shape, self.frequencies, x, sigma)
 
-        noise = torch.randn(out.shape, device=self.device, generator=self.rng)
+        noise = torch.randn(out.shape, dtype=out.dtype, device=self.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))

@@ -117,7 +117,7 @@ class Activations(NamedTuple):
 
 def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
     """Draw the parameters of `stack` models, uniform in +-1/sqrt(fan in) as PyTorch's linear layers; ``(M, P)``."""
-    flat = torch.zeros(stack, shape.parameters, device=rng.device)
+    flat = torch.zeros(stack, shape.parameters, dtype=torch.float32, device=rng.device)
     w = Weights.of(flat, shape)
     fan_in = {
         "time1": 1 + shape.fourier,
@@ -130,6 +130,7 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
     for name, view in w._asdict().items():
         bound = 1 / math.sqrt(fan_in.get(name, shape.width))
         view.uniform_(-bound, bound, generator=rng)
+    w.trunk_bias[:, 0] *= math.sqrt(shape.width / shape.embedding)  # the bias of `widen`
     # Padding neither feeds the network nor receives a gradient; zero keeps it out of the clipping norm for good.
     w.time1[:, 1 + shape.fourier :] = 0
     w.project[:, shape.dim :] = 0

@@ -48,7 +48,7 @@ def heun(
         gamma = most if S_tmin <= sigma <= S_tmax else 0.0
         sigma_hat = sigma * (1 + gamma)
         if gamma > 0:
-            noise = torch.randn(x.shape, device=x.device, generator=rng)
+            noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
             x = x.add(noise, alpha=S_noise * math.sqrt(sigma_hat**2 - sigma**2))
         # Each line of the algorithm is one linear interpolation, and so one pass over memory:
         # Euler, x + (sigma_next - sigma_hat) d with d = (x - D) / sigma_hat
@@ -81,7 +81,7 @@ def dpm_solver_2m(
         guess = now if before is None else torch.lerp(before, now, 1 + 0.5 * h / h_before)
         x = torch.lerp(guess, x, math.exp(-(1 + eta) * h))
         if eta > 0:
-            noise = torch.randn(x.shape, device=x.device, generator=rng)
+            noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
             x = x.add(noise, alpha=sigma_next * math.sqrt(-math.expm1(-2 * eta * h)))
         before, h_before = now, h
     return x

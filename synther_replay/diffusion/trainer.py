@@ -7,6 +7,7 @@ block is one captured graph; on the CPU it is called as it is.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,18 +22,22 @@ from synther_replay.diffusion import edm
 from synther_replay.diffusion.acceleration import capture
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
+from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import DivergedError
 from synther_replay.seeding import derive_seed, generator_for
 
 # Held-out loss: this many batches of fixed rows and fixed noise, so that two evaluations differ by the model alone.
 _HELD_OUT_BATCHES = 8
-# Longer averages than the run so far would mostly remember the initial weights.
+# An average much longer than the fit so far would mostly remember the weights that it began with.
 _AVERAGE_WARM_UP = 10
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """One call of `StackTrainer.fit`; the fields are explained in `GeneratorConfig`."""
+    """One call of `StackTrainer.fit`; the fields are explained in `GeneratorConfig`.
+
+    `begun` is the moment, in `time.monotonic`, from which `max_seconds` counts.
+    """
 
     steps: int
     batch_size: int
@@ -41,6 +46,7 @@ class TrainingPlan:
     patience: int | None
     max_seconds: float | None
     from_scratch: bool
+    begun: float
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,12 @@ class StackTrainer:
         self.optimiser = StackAdam(initialise(shape, stack, rng).to(device), dtype, betas=betas, clip=clip)
         self.frequencies = self._draw_frequencies(rng)
         self.rng = torch.Generator(device)
-        self.loss_sum = torch.zeros(stack, device=device)
+        self.loss_sum = torch.zeros(stack, dtype=torch.float32, device=device)
         # Numbers that change while a captured graph stays: rows in use, steps taken, learning rate, average's weight.
         self.rows_used, self.steps_taken, self.learning_rate, self.average_weight = torch.zeros(
             4, dtype=torch.float64, device=device
         ).unbind()
-        self.data = torch.empty(stack, 0, shape.dim, device=device)
+        self.data = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
         self._run_block: Callable[[], None] | None = None
         self._captured_for: tuple[int, int] | None = None
 
@@ -108,6 +114,7 @@ class StackTrainer:
         self.optimiser.reset(initialise(self.shape, self.stack, rng))
         self.frequencies.copy_(self._draw_frequencies(rng))
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def fit(
         self,
@@ -131,7 +138,7 @@ class StackTrainer:
         for name, rows in (("train", train), ("held_out", held_out)):
             if rows is not None and tuple(rows.shape) != (self.stack, max(1, rows.shape[-2]), self.shape.dim):
                 raise ValueError(f"{name}: expected shape ({self.stack}, n, {self.shape.dim}), got {tuple(rows.shape)}")
-        with self._undone_on_failure():
+        with self.undone_on_failure(), torch.autocast(self.device.type, enabled=False):
             if plan.from_scratch and self.adam_steps:
                 self.restart()
             self.fits += 1
@@ -168,50 +175,56 @@ class StackTrainer:
         examination: list[tuple[Tensor, Tensor, Tensor]] | None,
         on_progress: Callable[[int, float, float | None], None] | None,
     ) -> TrainingResult:
-        begun = time.monotonic()
-        blocks = max(1, round(plan.steps / self.average_every))
-        blocks_per_check = max(1, round(plan.evaluate_every / self.average_every))
-        best, checks_since_best, stopped = math.inf, 0, False
+        blocks = math.ceil(plan.steps / self.average_every)
+        blocks_per_check = max(1, plan.evaluate_every // self.average_every)
+        best = None
+        if examination is not None:
+            best = BestModels(self.optimiser.tensors(), plan.patience)
+            if self.adam_steps:
+                best.measure(self._examine(examination))
         loss: Tensor = self.loss_sum
-        held_out_loss: Tensor | None = None
-        done = last_check = 0
+        first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
         self.loss_sum.zero_()
         assert self._run_block is not None
         while done < blocks and not stopped:
-            elapsed = (time.monotonic() - begun) / plan.max_seconds if plan.max_seconds else 0.0
-            self._set_rates(plan.learning_rate, max(done / blocks, elapsed))
+            elapsed = self._share_of_time(plan)
+            self._set_rates(plan.learning_rate, max(done / blocks, elapsed), self.adam_steps - first_step)
             self._run_block()
             done += 1
             self.adam_steps += self.average_every
-            out_of_time = plan.max_seconds is not None and time.monotonic() - begun >= plan.max_seconds
-            if done - last_check < blocks_per_check and done < blocks and not out_of_time:
+            stopped = self._share_of_time(plan) >= 1
+            if done - last_check < blocks_per_check and done < blocks and not stopped:
                 continue
             loss = self.loss_sum / ((done - last_check) * self.average_every)
             self._refuse_divergence(loss)
             self.loss_sum.zero_()
-            last_check, stopped = done, out_of_time
-            if examination is not None:
+            last_check = done
+            held_out_loss = None
+            if best is not None and examination is not None:
                 held_out_loss = self._examine(examination)
                 self._refuse_divergence(held_out_loss)
-                mean = held_out_loss.mean().item()
-                checks_since_best = 0 if mean < best else checks_since_best + 1
-                best = min(best, mean)
-                stopped = stopped or (plan.patience is not None and checks_since_best >= plan.patience)
+                stopped = best.measure(held_out_loss) or stopped
             if on_progress is not None:
                 held = None if held_out_loss is None else held_out_loss.mean().item()
                 on_progress(done * self.average_every, loss.mean().item(), held)
-        return TrainingResult(
-            tuple(loss.tolist()),
-            None if held_out_loss is None else tuple(held_out_loss.tolist()),
-            done * self.average_every,
-            done < blocks,
-        )
+        if best is not None:
+            best.restore()
+            self.optimiser.refresh_working()
+        held_out_losses = None if best is None else tuple(best.loss.tolist())
+        return TrainingResult(tuple(loss.tolist()), held_out_losses, done * self.average_every, done < blocks)
 
-    def _set_rates(self, learning_rate: float, progress: float) -> None:
-        """Cosine to zero over the call; the average's decay grows to its final value over the model's life."""
+    def _share_of_time(self, plan: TrainingPlan) -> float:
+        if plan.max_seconds is None:
+            return 0.0
+        if self.device.type == "cuda":  # work is handed over long before it is done
+            torch.cuda.synchronize(self.device)
+        return (time.monotonic() - plan.begun) / plan.max_seconds
+
+    def _set_rates(self, learning_rate: float, progress: float, steps: int) -> None:
+        """Cosine to zero over the call; an average no longer than the call so far, so that it forgets its start."""
         self.learning_rate.fill_(learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
         self.steps_taken.fill_(self.adam_steps)
-        updates = self.adam_steps / self.average_every
+        updates = steps / self.average_every
         self.average_weight.fill_(1 - min(self.average_decay, (1 + updates) / (_AVERAGE_WARM_UP + updates)))
 
     def _refuse_divergence(self, loss: Tensor) -> None:
@@ -221,7 +234,8 @@ class StackTrainer:
             raise DivergedError(f"training diverged: the loss of model {which} of {self.stack} is not finite")
 
     @contextmanager
-    def _undone_on_failure(self) -> Iterator[None]:
+    def undone_on_failure(self) -> Iterator[None]:
+        """A context that an exception leaves with the models as they were when it was entered."""
         before = self.state_dict()
         try:
             yield
@@ -238,7 +252,8 @@ class StackTrainer:
         """Copy the rows to where the captured graph reads them; regrow by doubling, so that it is seldom captured."""
         n = train.shape[1]
         if n > self.data.shape[1]:
-            self.data = torch.empty(self.stack, 1 << (n - 1).bit_length(), self.shape.dim, device=self.device)
+            size = (self.stack, 1 << (n - 1).bit_length(), self.shape.dim)
+            self.data = torch.empty(size, dtype=torch.float32, device=self.device)
             self._captured_for = None
         self.data[:, :n] = train
         self.rows_used.fill_(n)
@@ -248,12 +263,10 @@ class StackTrainer:
         if self._captured_for == key:
             return
 
-        def block() -> None:
-            self._block(batch_size)
-
+        block = functools.partial(self._block, batch_size)
         if self.device.type == "cuda":
             before = self.state_dict()
-            self._set_rates(0.0, 0.0)
+            self._set_rates(0.0, 0.0, 0)
             self._run_block = capture(block, self.rng)
             self.load_state_dict(before)
         else:
@@ -282,8 +295,9 @@ class StackTrainer:
         index = (torch.rand(size, device=self.device, generator=rng, dtype=torch.float64) * used).long()
         offset = torch.arange(stack, device=self.device)[:, None] * capacity
         x = rows.view(-1, dim)[index + offset]
-        sigma = torch.randn((*size, 1), device=self.device, generator=rng).mul(edm.P_STD).add(edm.P_MEAN).exp()
-        noise = torch.randn(x.shape, device=self.device, generator=rng)
+        sigma = torch.randn((*size, 1), device=self.device, generator=rng, dtype=torch.float32)
+        sigma = sigma.mul(edm.P_STD).add(edm.P_MEAN).exp()
+        noise = torch.randn(x.shape, device=self.device, generator=rng, dtype=torch.float32)
         return edm.corrupt(
             x, sigma, noise, self.frequencies, self.shape.padded_dim, self.shape.padded_features, self.dtype
         )
@@ -312,4 +326,6 @@ class StackTrainer:
         return generator_for("cpu", self.seed, 1, self.starts)
 
     def _draw_frequencies(self, rng: torch.Generator) -> Tensor:
-        return torch.randn(self.stack, 1, self.shape.fourier // 2, generator=rng).to(self.device)
+        return torch.randn(
+            self.stack, 1, self.shape.fourier // 2, generator=rng, dtype=torch.float32, device=rng.device
+        ).to(self.device)
