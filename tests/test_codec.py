@@ -253,7 +253,7 @@ def test_one_outlier_does_not_squeeze_the_rest(field, outlier, n):
     others = torch.arange(n) != n // 2
     assert 0.4 < codes[0, others, code].std() < 1.1
     assert abs(codes[0, others, code].mean()) < 0.5
-    assert codes[..., code].abs().max() < 100
+    assert codes[..., code].abs().max() < 150
     other_codes = torch.arange(codec.code_dim) != code
     assert torch.equal(codes[..., other_codes], plain[..., other_codes])
 
