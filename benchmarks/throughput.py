@@ -109,12 +109,13 @@ class Suite:
         self.results[f"generation, {name}"] = entry
 
     def refit(self) -> None:
-        """A warm refresh of a buffer end to end: fit and generate, twice after the one that is not counted."""
+        """A warm refresh of a buffer end to end: fit and generate, after a first one that is not counted."""
         rows = 250_000 if self.large else 20_000
         data = toy_transitions(100_000 if self.large else 5_000, self.device)
         real = RingBuffer(data.spec, 1_000_000, device=self.device)
         real.add(data)
-        generator = DiffusionGenerator(data.spec, self.fast, device=self.device)
+        config = replace(self.fast, patience=None)  # the whole of `refresh_steps`, not what early stopping leaves
+        generator = DiffusionGenerator(data.spec, config, device=self.device)
         schedule = RetrainSchedule(every=2_500, rows=rows, start=1)
         buffer = SyntheticReplayBuffer(real, generator, schedule=schedule, device=self.device)
         buffer.refresh()

@@ -182,11 +182,11 @@ def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activation
 def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
     """The output of `forward` for rows that share their noise level, features ``(M, 1, padded_features)``.
 
-    No relu lies between the first matrix products, so weights and noise level are multiplied out for all rows at once.
+    No relu lies between the first matrix products, so the noise level can enter after them, with the biases.
     """
     _, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
     level = torch.baddbmm(w.embedding_bias, silu, w.time2)
-    h = torch.bmm(x, torch.bmm(w.project, w.widen))
+    h = torch.bmm(torch.bmm(x, w.project), w.widen)
     shift = _running_sum(w.trunk_bias) + torch.bmm(level, w.widen)
     return _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
 
