@@ -1,4 +1,4 @@
-"""How fast the core is: training step, generation, buffer, refit; beside the published code where it is at hand.
+"""How fast the core is: training step, generation, buffer, refit, metrics; beside the published code where it is at hand.
 
     python benchmarks/throughput.py --out benchmarks/results/throughput.json
     python benchmarks/throughput.py --reference path/to/SynthER --out benchmarks/results/throughput-h200.json
@@ -32,6 +32,7 @@ from synther_replay import (
     TransitionSpec,
 )
 from synther_replay.checks import resolve_device
+from synther_replay.metrics import fidelity
 
 BATCH = 256
 
@@ -108,6 +109,15 @@ class Suite:
             entry["ratio"] = entry["published_s"] / entry["s"]
         self.results[f"generation, {name}"] = entry
 
+    def metrics(self) -> None:
+        """`fidelity` of as many synthetic as real rows."""
+        rows = 1_000_000
+        real, synthetic = toy_transitions(rows, self.device), toy_transitions(rows, self.device)
+        self.results["fidelity"] = {
+            "rows": rows,
+            "s": seconds(lambda: fidelity(real, synthetic), self.device, repeats=1, warm_up=int(self.large)),
+        }
+
     def refit(self) -> None:
         """A warm refresh of a buffer end to end: fit and generate, after a first one that is not counted."""
         rows = 250_000 if self.large else 20_000
@@ -181,6 +191,7 @@ def measure(device: torch.device, reference: Path | None) -> dict[str, dict[str,
         suite.generation("paper", suite.paper)
     suite.generation("fast" if suite.large else "tiny", suite.fast)
     suite.refit()
+    suite.metrics()
     return suite.results
 
 

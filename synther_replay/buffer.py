@@ -148,8 +148,8 @@ class SyntheticReplayBuffer:
         rows = self.store.sample(batch_size)
         if real:
             drawn = self.real.sample(real).rows
-            if len(drawn) != real:
-                raise ValueError(f"real: its sample({real}) gave {len(drawn)} rows")
+            if drawn.shape[0] != real:
+                raise ValueError(f"real: its sample({real}) gave {drawn.shape[0]} rows")
             rows.index_copy_(0, self._shuffles.draw(batch_size)[:real], drawn.to(self.device))
         return Transitions(self.spec, rows)
 

@@ -15,7 +15,7 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
         TypeError: Not an integer; a bool is none, either.
         ValueError: Too small.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if type(value) is not int and (isinstance(value, bool) or not hasattr(value, "__index__")):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
     number = operator.index(value)
     if number < least:

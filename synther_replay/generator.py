@@ -203,7 +203,6 @@ class DiffusionGenerator:
             missing = int(wanting.sum(1).max())
             if missing == 0:
                 break
-            self.rejected += int(wanting.sum())
             self._repair(rows, wanting, missing)
         if bool(wanting.any()):
             raise GenerationError(
@@ -334,6 +333,7 @@ class DiffusionGenerator:
         self._draws += 1
         with torch.autocast(self.device.type, enabled=False):
             self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
+        self.rejected += int(invalid.sum())
         return invalid
 
     def _repair(self, rows: Tensor, wanting: Tensor, count: int) -> None:

@@ -2,8 +2,8 @@
 
 A warm-started model has already learnt from the rows that earlier fits trained on. A random split at every fit would
 hold out rows that it knows. So each row is ranked by a hash of its contents: a row that was once held out stays held
-out while the buffer grows (but for a few at the edge), on every device and with every seed, and copies of a row stay
-together.
+out while the buffer grows, on every device and with every seed, and copies of a row stay together; but for a few at
+the edge, since the number of rows is exact.
 """
 
 from __future__ import annotations
