@@ -1,4 +1,4 @@
-"""How fast the core is: training step, generation, buffer, refit, metrics; beside the published code where it is at hand.
+"""How fast the core is: training step, generation, buffer, refit, metrics; beside the published code if at hand.
 
     python benchmarks/throughput.py --out benchmarks/results/throughput.json
     python benchmarks/throughput.py --reference path/to/SynthER --out benchmarks/results/throughput-h200.json

@@ -25,8 +25,10 @@ def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
 
 def check_flags(part: Tensor) -> None:
     """Refuse termination flags other than 0 and 1."""
+    if part.dtype == torch.bool:
+        return
     wrong = (part != 0) & (part != 1)
-    if part.dtype != torch.bool and bool(wrong.any()):
+    if bool(wrong.any()):
         raise ValueError(f"terminated: expected True or False (or 1 and 0), got {part[wrong].flatten()[0].item()}")
 
 
