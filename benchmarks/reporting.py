@@ -50,7 +50,8 @@ def origin(device: torch.device) -> dict[str, Any]:
     return {
         "machine": {"accelerator": accelerator, "cpu": platform.machine(), "cores": os.cpu_count()},
         "versions": versions,
-        "command": "python " + " ".join(sys.argv),
+        # absolute paths are of this machine only
+        "command": " ".join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)]),
         "commit": commit(),
     }
 
