@@ -150,7 +150,7 @@ class SyntheticReplayBuffer:
             drawn = self.real.sample(real).rows
             if drawn.shape[0] != real:
                 raise ValueError(f"real: its sample({real}) gave {drawn.shape[0]} rows")
-            rows.index_copy_(0, self._shuffles.draw(batch_size)[:real], drawn.to(self.device))
+            rows.index_copy_(0, self._shuffles.draw(batch_size, real), drawn.to(self.device))
         return Transitions(self.spec, rows)
 
     def refresh_if_due(self) -> RefreshReport | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 _NUMBERS_PER_BLOCK = 65_536
 _SHUFFLES_PER_BLOCK = 64
 # Indices are scaled to the number of rows for so many draws at once: that number changes less often than we draw.
-_DRAWS_AHEAD = 8
+_DRAWS_AHEAD = 32
 
 
 class IndexStream:
@@ -34,27 +34,21 @@ class IndexStream:
         self._size = 0
         self._cursor = 0  # numbers of it that are used up
         self._block = torch.empty(0, dtype=torch.float64, device=device)
-        self._scaled = torch.empty(0, dtype=torch.long, device=device)
-        self._scaled_from = self._scaled_to = 0  # the part of the block that it covers
-        self._high = 0  # what it is scaled to
+        self._ready: list[Tensor] = []  # the next draws of one count and range, the first one last
+        self._ready_for = (0, 0)
 
     def draw(self, count: int, high: int) -> Tensor:
         """`count` indices from 0 to `high` - 1."""
-        if self._cursor + count > self._size:
-            self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
-        start, end = self._cursor, self._cursor + count
-        if high != self._high or end > self._scaled_to:
-            self._high, self._scaled_from = high, start
-            self._scaled_to = min(start + count * _DRAWS_AHEAD, self._size)
-            self._scaled = (self._block[start : self._scaled_to] * high).long()
-        self._cursor = end
-        return self._scaled[start - self._scaled_from : end - self._scaled_from]
+        if not self._ready or self._ready_for != (count, high):
+            self._make_ready(count, high)
+        self._cursor += count
+        return self._ready.pop()
 
     def to(self, device: torch.device) -> None:
         """Continue on another device."""
         self.device = device
         self._block = self._block.to(device)
-        self._forget_scaled()
+        self._ready = []
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
@@ -70,18 +64,23 @@ class IndexStream:
         numbers = np.random.default_rng([self.seed, number]).random(size) if size else np.empty(0)
         self._block = torch.from_numpy(numbers).to(self.device)
         self._number, self._size, self._cursor = number, size, 0
-        self._forget_scaled()
+        self._ready = []
 
-    def _forget_scaled(self) -> None:
-        self._high = 0
+    def _make_ready(self, count: int, high: int) -> None:
+        if self._cursor + count > self._size:
+            self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
+        draws = min(_DRAWS_AHEAD, (self._size - self._cursor) // count)
+        numbers = self._block[self._cursor : self._cursor + draws * count]
+        self._ready = list((numbers * high).long().view(draws, count).unbind())[::-1]
+        self._ready_for = (count, high)
 
 
 class ShuffleStream:
-    """Random permutations.
+    """Random places without repetition: the beginnings of permutations.
 
     >>> stream = ShuffleStream(seed=0, device=torch.device("cpu"))
-    >>> sorted(stream.draw(4).tolist())
-    [0, 1, 2, 3]
+    >>> sorted(stream.draw(4, 4).tolist()), len(stream.draw(4, 2))
+    ([0, 1, 2, 3], 2)
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -89,13 +88,13 @@ class ShuffleStream:
         self.seed = seed
         self.device = device
         self._number = -1  # of the current block
-        self._size = 0  # of its permutations
+        self._size = (0, 0)  # of its permutations, and of what is used of them
         self._block: list[Tensor] = []  # those not used yet, the next one last
 
-    def draw(self, n: int) -> Tensor:
-        """A permutation of the numbers from 0 to `n` - 1."""
-        if not self._block or self._size != n:
-            self._open_block(self._number + 1, n)
+    def draw(self, n: int, count: int) -> Tensor:
+        """`count` different numbers from 0 to `n` - 1, in random order."""
+        if not self._block or self._size != (n, count):
+            self._open_block(self._number + 1, n, count)
         return self._block.pop()
 
     def to(self, device: torch.device) -> None:
@@ -105,19 +104,20 @@ class ShuffleStream:
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
-        return {"seed": self.seed, "number": self._number, "size": self._size, "left": len(self._block)}
+        return {"seed": self.seed, "number": self._number, "size": list(self._size), "left": len(self._block)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position."""
         self.seed = state["seed"]
+        n, count = state["size"]
         if state["left"]:
-            self._open_block(state["number"], state["size"])
-        self._number, self._size = state["number"], state["size"]
+            self._open_block(state["number"], n, count)
+        self._number, self._size = state["number"], (n, count)
         self._block = self._block[: state["left"]]
 
-    def _open_block(self, number: int, n: int) -> None:
-        count = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // n))
-        ordered = np.broadcast_to(np.arange(n), (count, n))
-        shuffled = np.random.default_rng([self.seed, number]).permuted(ordered, axis=1)
-        self._block = list(torch.from_numpy(shuffled).to(self.device).unbind())
-        self._number, self._size = number, n
+    def _open_block(self, number: int, n: int, count: int) -> None:
+        shuffles = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // n))
+        ordered = np.broadcast_to(np.arange(n), (shuffles, n))
+        shuffled = np.random.default_rng([self.seed, number]).permuted(ordered, axis=1)[:, :count]
+        self._block = list(torch.from_numpy(np.ascontiguousarray(shuffled)).to(self.device).unbind())
+        self._number, self._size = number, (n, count)

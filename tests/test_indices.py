@@ -131,25 +131,25 @@ def test_indices_continue_after_a_move():
 def test_shuffle_is_a_permutation(n):
     stream = shuffles()
     for _ in range(3):
-        drawn = stream.draw(n)
+        drawn = stream.draw(n, n)
         assert drawn.dtype == torch.long
         assert torch.equal(drawn.sort().values, torch.arange(n))
 
 
 def test_same_seed_gives_the_same_shuffles_and_another_seed_others():
-    assert torch.equal(shuffles(3).draw(50), shuffles(3).draw(50))
-    assert not torch.equal(shuffles(3).draw(50), shuffles(4).draw(50))
+    assert torch.equal(shuffles(3).draw(50, 50), shuffles(3).draw(50, 50))
+    assert not torch.equal(shuffles(3).draw(50, 50), shuffles(4).draw(50, 50))
 
 
 def test_shuffles_differ_from_each_other():
     stream = shuffles()
-    drawn = torch.stack([stream.draw(20) for _ in range(300)])
+    drawn = torch.stack([stream.draw(20, 20) for _ in range(300)])
     assert len(drawn.unique(dim=0)) == 300
 
 
 def test_all_orders_are_equally_likely():
     stream = shuffles()
-    drawn = torch.stack([stream.draw(4) for _ in range(6_000)])
+    drawn = torch.stack([stream.draw(4, 4) for _ in range(6_000)])
     counts = np.unique(drawn.numpy(), axis=0, return_counts=True)[1]
     assert len(counts) == 24
     assert chisquare(counts).pvalue > 1e-3
@@ -159,25 +159,25 @@ def test_all_orders_are_equally_likely():
 def test_shuffles_continue_from_a_state(before):
     stream = shuffles(seed=5)
     for _ in range(before):
-        stream.draw(6)
+        stream.draw(6, 6)
     state = stream.state_dict()
     sizes = [6, 6, 9, *[6] * 70, 1, 6]
-    expected = [stream.draw(n) for n in sizes]
+    expected = [stream.draw(n, n) for n in sizes]
     fresh, used = shuffles(seed=6), shuffles(seed=7)
     for _ in range(100):
-        used.draw(6)
+        used.draw(6, 6)
     for other in (fresh, used, stream):
         other.load_state_dict(state)
         assert other.state_dict() == state
-        assert_same([other.draw(n) for n in sizes], expected)
+        assert_same([other.draw(n, n) for n in sizes], expected)
 
 
 def test_shuffles_continue_after_a_move():
     stream, moved = shuffles(), shuffles()
     for one in (stream, moved):
-        one.draw(6)
+        one.draw(6, 6)
     moved.to(CPU)
-    assert torch.equal(moved.draw(6), stream.draw(6))
+    assert torch.equal(moved.draw(6, 6), stream.draw(6, 6))
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
@@ -186,6 +186,16 @@ def test_shuffles_continue_after_a_move():
 def test_streams_leave_global_random_states_alone():
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     indices().draw(100, 5)
-    shuffles().draw(5)
+    shuffles().draw(5, 5)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()
+
+
+def test_places_are_the_beginnings_of_permutations_and_uniform():
+    stream = shuffles()
+    drawn = torch.stack([stream.draw(6, 2) for _ in range(6_000)])
+    assert drawn.shape == (6_000, 2)
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    counts = drawn.flatten().bincount(minlength=6)
+    assert counts.min() > 1_850
+    assert counts.max() < 2_150
