@@ -302,7 +302,7 @@ def test_patience_stops_when_the_held_out_loss_no_longer_falls() -> None:
 def test_patience_counts_measurements_since_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.9, 0.8, 0.85, 0.7, 0.75, 0.72, 0.71, 0.6, 0.5, 0.4])
     trainer = make()
-    monkeypatch.setattr(trainer, "_examine", lambda _: torch.full((2,), next(losses)))
+    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
     result = trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=100, evaluate_every=10, patience=3))
     assert (result.steps, result.stopped_early) == (70, True)
 
@@ -310,7 +310,7 @@ def test_patience_counts_measurements_since_the_best(monkeypatch: pytest.MonkeyP
 def test_stopping_early_at_the_very_end_is_not_early(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.5, 0.6, 0.7])
     trainer = make()
-    monkeypatch.setattr(trainer, "_examine", lambda _: torch.full((2,), next(losses)))
+    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
     result = trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=30, evaluate_every=10, patience=2))
     assert (result.steps, result.stopped_early) == (30, False)
 

@@ -22,12 +22,11 @@ from synther_replay.diffusion import edm
 from synther_replay.diffusion.acceleration import capture
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
+from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import DivergedError
 from synther_replay.seeding import derive_seed, generator_for
 
-# Held-out loss: this many batches of fixed rows and fixed noise, so that two evaluations differ by the model alone.
-_HELD_OUT_BATCHES = 8
 # An average much longer than the fit so far would mostly remember the weights that it began with.
 _AVERAGE_WARM_UP = 10
 
@@ -145,7 +144,11 @@ class StackTrainer:
             self._hold(train)
             self._prepare_block(plan.batch_size)
             self.rng.manual_seed(derive_seed(self.seed, 2, self.fits))
-            examination = None if held_out is None else self._examination(held_out, plan.batch_size)
+            examination = None
+            if held_out is not None:
+                rng = generator_for(self.device, self.seed, 3, self.fits)
+                rows = held_out.to(self.device)
+                examination = HeldOutProblems(rows, plan.batch_size, rng=rng, **self._network())
             return self._loop(plan, examination, on_progress)
 
     def weights(self) -> Tensor:
@@ -172,7 +175,7 @@ class StackTrainer:
     def _loop(
         self,
         plan: TrainingPlan,
-        examination: list[tuple[Tensor, Tensor, Tensor]] | None,
+        examination: HeldOutProblems | None,
         on_progress: Callable[[int, float, float | None], None] | None,
     ) -> TrainingResult:
         blocks = math.ceil(plan.steps / self.average_every)
@@ -181,7 +184,7 @@ class StackTrainer:
         if examination is not None:
             best = BestModels(self.optimiser.tensors(), plan.patience)
             if self.adam_steps:
-                best.measure(self._examine(examination))
+                best.measure(examination.loss(self.weights()))
         loss: Tensor = self.loss_sum
         first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
         self.loss_sum.zero_()
@@ -201,7 +204,7 @@ class StackTrainer:
             last_check = done
             held_out_loss = None
             if best is not None and examination is not None:
-                held_out_loss = self._examine(examination)
+                held_out_loss = examination.loss(self.weights())
                 self._refuse_divergence(held_out_loss)
                 stopped = best.measure(held_out_loss) or stopped
             if on_progress is not None:
@@ -275,51 +278,21 @@ class StackTrainer:
 
     def _block(self, batch_size: int) -> None:
         steps = self.average_every
-        inputs, features, target = self._draw(self.data, self.rows_used, (steps, self.stack, batch_size), self.rng)
+        inputs, features, targets = draw_problems(
+            self.data, self.rows_used, (steps, self.stack, batch_size), rng=self.rng, **self._network()
+        )
         counts = self.steps_taken + torch.arange(1, steps + 1, device=self.device)
         rates = self.optimiser.bias_corrected(self.learning_rate, counts)
         weights = Weights.of(self.optimiser.working, self.shape)
         gradient = Weights.of(self.optimiser.gradient, self.shape)
         for k in range(steps):
             y, kept = forward(weights, inputs[k], features[k])
-            backward(weights, kept, edm.squared_error(y, target[k], self.loss_sum), gradient)
+            backward(weights, kept, edm.squared_error(y, targets[k], self.loss_sum), gradient)
             self.optimiser.step(rates[k])
         self.optimiser.update_average(self.average_weight)
 
-    def _draw(
-        self, rows: Tensor, used: Tensor, size: tuple[int, int, int], rng: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows drawn uniformly, corrupted: input, features and target of `size` ``(K, M, B)`` problems."""
-        stack, capacity, dim = rows.shape
-        # float64: float32 has too few values to reach the rows of a large buffer evenly
-        index = (torch.rand(size, device=self.device, generator=rng, dtype=torch.float64) * used).long()
-        offset = torch.arange(stack, device=self.device)[:, None] * capacity
-        x = rows.view(-1, dim)[index + offset]
-        sigma = torch.randn((*size, 1), device=self.device, generator=rng, dtype=torch.float32)
-        sigma = sigma.mul(edm.P_STD).add(edm.P_MEAN).exp()
-        noise = torch.randn(x.shape, device=self.device, generator=rng, dtype=torch.float32)
-        return edm.corrupt(
-            x, sigma, noise, self.frequencies, self.shape.padded_dim, self.shape.padded_features, self.dtype
-        )
-
-    # -------------------------------------------------------------- held out
-
-    def _examination(self, held_out: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Fixed problems made from the held-out rows, in batches of the training shape."""
-        rng = generator_for(self.device, self.seed, 3, self.fits)
-        used = torch.tensor(float(held_out.shape[1]), dtype=torch.float64, device=self.device)
-        size = (_HELD_OUT_BATCHES, self.stack, batch_size)
-        problems = self._draw(held_out.to(self.device).contiguous(), used, size, rng)
-        return list(zip(*problems, strict=True))
-
-    def _examine(self, examination: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-        """Mean loss of the averaged weights on the fixed problems, ``(M,)``."""
-        weights = Weights.of(self.weights(), self.shape)
-        total = torch.zeros_like(self.loss_sum)
-        for inputs, features, target in examination:
-            y, _ = forward(weights, inputs, features)
-            edm.squared_error(y, target, total)
-        return total / len(examination)
+    def _network(self) -> dict[str, Any]:
+        return {"shape": self.shape, "frequencies": self.frequencies, "dtype": self.dtype}
 
     def _initial_rng(self) -> torch.Generator:
         # On the CPU, so that a seed gives the same initial weights on every device.

@@ -1,0 +1,35 @@
+"""Problems are drawn from the rows in use, and those held out stay the same."""
+
+import torch
+
+from synther_replay.diffusion.network import NetworkShape, initialise
+from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
+
+SHAPE = NetworkShape(dim=2, width=16, depth=1, embedding=8, fourier=4)
+SETTINGS = {"shape": SHAPE, "frequencies": torch.ones(2, 1, 2), "dtype": torch.float32}
+
+
+def stream(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_problems_have_the_sizes_of_the_network_and_come_from_rows_in_use():
+    rows = torch.full((2, 10, 2), 1e6)
+    rows[0, :4], rows[1, :4] = 3.0, -3.0
+    inputs, features, targets = draw_problems(rows, 4, (5, 2, 64), rng=stream(), **SETTINGS)
+    assert inputs.shape == (5, 2, 64, SHAPE.padded_dim)
+    assert features.shape == (5, 2, 64, SHAPE.padded_features)
+    assert targets.shape == (5, 2, 64, 2)
+    assert inputs.abs().max() < 100, "rows past those in use were drawn"
+    assert inputs[:, 0, :, :2].mean() > 1 > -1 > inputs[:, 1, :, :2].mean()
+
+
+def test_held_out_loss_depends_on_the_weights_alone():
+    rows = torch.randn(2, 30, 2, generator=stream(1))
+    problems = HeldOutProblems(rows, 16, rng=stream(), **SETTINGS)
+    weights = initialise(SHAPE, 2, stream(2))
+    first = problems.loss(weights)
+    assert first.shape == (2,)
+    assert torch.equal(problems.loss(weights), first)
+    assert torch.equal(HeldOutProblems(rows, 16, rng=stream(), **SETTINGS).loss(weights), first)
+    assert not torch.equal(problems.loss(weights * 1.1), first)
