@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.checks import resolve_device
+from synther_replay.checks import resolve_device, whole_number
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, is_out_of_memory
 from synther_replay.indices import ShuffleStream
 from synther_replay.mixing import check_real_ratio, split_batch
@@ -177,7 +177,10 @@ class SyntheticReplayBuffer:
             self.store.replace(fresh)
         except BaseException as error:
             if before is not None and isinstance(self.generator, Stateful):
+                rejected = getattr(self.generator, "rejected", None)
                 self.generator.load_state_dict(before)
+                if rejected is not None:  # what was rejected stays counted
+                    self.generator.rejected = rejected  # type: ignore[attr-defined]
             kept = f"keeping the previous model and {len(self.store)} synthetic rows"
             if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
                 logger.warning("refresh interrupted by %s: %s", type(error).__name__, kept)
@@ -244,7 +247,9 @@ class SyntheticReplayBuffer:
             if state["spec"] != self.spec.to_json():
                 raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
             schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
-            counts = state["steps"], state["refreshes"], state["last_attempt"]
+            steps, refreshes = (whole_number(name, state[name], least=0) for name in ("steps", "refreshes"))
+            last = state["last_attempt"]
+            last_attempt = None if last is None else whole_number("last_attempt", last, least=0)
             for name, part in parts.items():
                 part.load_state_dict(state[name])
         except BaseException as error:
@@ -254,7 +259,7 @@ class SyntheticReplayBuffer:
                 raise
             raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
         self.schedule, self.real_ratio = schedule, real_ratio
-        self.steps, self.refreshes, self._last_attempt = counts
+        self.steps, self.refreshes, self._last_attempt = steps, refreshes, last_attempt
 
     def _check_generated(self, fresh: Transitions) -> None:
         """Whatever the generator is, only rows that could be real get into the store."""
@@ -262,10 +267,19 @@ class SyntheticReplayBuffer:
             raise TypeError(
                 f"generator: its sample gave no transitions of this buffer's spec, but {type(fresh).__name__}"
             )
+        if not len(fresh):
+            raise GenerationError("the generator gave no rows")
         try:
             fresh.check()
         except ValueError as error:
             raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
+        actions = fresh.rows[:, self.spec.actions].double()
+        low, high = (
+            torch.cat([torch.as_tensor(getattr(leaf, bound)) for leaf in self.spec.action_leaves]).to(actions.device)
+            for bound in ("low", "high")
+        )
+        if bool(((actions < low) | (actions > high)).any()):
+            raise GenerationError("the generator gave actions outside the action space")
 
 
 def _stateful(part: object, name: str) -> Stateful:

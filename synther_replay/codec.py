@@ -87,7 +87,6 @@ class TransitionCodec:
         if not self.normalise_rewards:
             reward = self._plain == self.spec.rewards.start
             mean[..., reward], scale[..., reward] = 0.0, 1.0
-            low[..., reward], high[..., reward] = -torch.inf, torch.inf
         s = {"mean": mean, "scale": scale, "low": (low - mean) / scale, "high": (high - mean) / scale}
         # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
         # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
@@ -96,8 +95,12 @@ class TransitionCodec:
         allowed_low, allowed_high = self._low[self._plain], self._high[self._plain]
         allowed_low = torch.where(is_action, allowed_low, torch.minimum(allowed_low, least))
         allowed_high = torch.where(is_action, allowed_high, torch.maximum(allowed_high, most))
-        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, torch.minimum(least, low))
-        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, torch.maximum(most, high))
+        plausible_low, plausible_high = (
+            torch.where(low.isfinite(), low, least),
+            torch.where(high.isfinite(), high, most),
+        )
+        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, torch.minimum(least, plausible_low))
+        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, torch.maximum(most, plausible_high))
         for side, on_bound in (("low", x <= s["clip_low"]), ("high", x >= s["clip_high"])):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)

@@ -141,6 +141,7 @@ class GeneratorConfig:
             _require(self, name, getattr(self, name) > 0, "a positive number")
         in_range = len(self.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas)
         _require(self, "betas", in_range, "two numbers in [0, 1)")
+        object.__setattr__(self, "betas", tuple(float(b) for b in self.betas))
         _require(self, "average_decay", 0 <= self.average_decay < 1, "a number in [0, 1)")
         _require(self, "held_out", 0 <= self.held_out <= 0.5, "a share from 0 to 0.5")
         _require(self, "patience", self.patience is None or self.patience >= 1, "at least 1, or None")

@@ -132,7 +132,7 @@ class DiffusionGenerator:
         Args:
             transitions: Real transitions; with a stack, ``(stack, n)`` of them.
             steps: Gradient steps instead of the configured number, rounded up to a multiple of `average_every`.
-            max_seconds: Time limit instead of the configured one.
+            max_seconds: Time limit for the training steps instead of the configured one.
             from_scratch: Whether to forget the last model; None as configured, and always for the first fit.
             progress: Whether to show a progress bar; None shows it in a terminal only.
 
@@ -156,7 +156,6 @@ class DiffusionGenerator:
             patience=self.config.patience,
             max_seconds=self.config.max_seconds if max_seconds is None else _positive("max_seconds", max_seconds),
             from_scratch=from_scratch,
-            begun=begun,
         )
         codec = self._new_codec()
         codec.fit(rows)
@@ -262,20 +261,23 @@ class DiffusionGenerator:
         try:
             network = vars(GeneratorConfig.from_json(state["config"]).network(self._codec.code_dim))
             theirs = {"spec": state["spec"], "network": network, "stack": state["stack"]}
-            numbers = {name: state[name] for name in ("seed", "draws", "rejected", "fitted")}
-            codec, trainer = self._new_codec(), state["trainer"]
+            seed, draws, rejected = (whole_number(k, state[k], least=0) for k in ("seed", "draws", "rejected"))
+            fitted = bool(state["fitted"])
+            codec = self._new_codec()
             codec.load_state_dict(state["codec"], self.device)
-        except (KeyError, TypeError, AttributeError) as error:
+            for name, value in mine.items():
+                if theirs[name] != value:
+                    raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
+            if fitted and not codec.statistics:
+                raise CheckpointError("state: it is fitted but has no statistics")
+            self._trainer.load_state_dict(state["trainer"])
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"state: it does not describe a generator of this release ({error!r})") from error
-        for name, value in mine.items():
-            if theirs[name] != value:
-                raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
-        if numbers["fitted"] and not codec.statistics:
-            raise CheckpointError("state: it is fitted but has no statistics")
-        self._trainer.load_state_dict(trainer)
-        self._codec = codec
-        self.seed = self._trainer.seed = numbers["seed"]
-        self._draws, self.rejected, self._fitted = (numbers[name] for name in ("draws", "rejected", "fitted"))
+        self._codec, self._fitted = codec, fitted
+        self.seed = self._trainer.seed = seed
+        self._draws, self.rejected = draws, rejected
         self._load_sampler()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -284,8 +286,9 @@ class DiffusionGenerator:
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Rebuild, on the CPU where the device is missing."""
-        device = pickled["device"] if pickled["device"] == "cpu" or torch.cuda.is_available() else "cpu"
-        state = pickled["state"]
+        device, state = torch.device(pickled["device"]), pickled["state"]
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            device = torch.device("cpu")
         self.__init__(  # type: ignore[misc]
             pickled["spec"], pickled["config"], device=device, seed=state["seed"], stack=state["stack"]
         )
@@ -312,7 +315,7 @@ class DiffusionGenerator:
             raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: their spec differs from the generator's, {transitions.spec.to_json()}")
-        rows = transitions.rows.to(self.device)
+        rows = transitions.rows.detach().to(self.device)
         rows = rows[None] if rows.ndim == 2 else rows
         if rows.ndim != 3 or rows.shape[0] != self.stack:
             raise ValueError(f"transitions: expected rows of {self.stack} runs, got shape {tuple(rows.shape)}")

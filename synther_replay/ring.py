@@ -52,7 +52,7 @@ class RingBuffer:
         """Append transitions; the oldest give way when it is full."""
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: their spec differs from the buffer's, {transitions.spec.to_json()}")
-        rows = transitions.rows.reshape(-1, self.spec.dim)[-self.capacity :]
+        rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]
         start = self._size if self._size < self.capacity else self._next
         end = start + len(rows)
         self._reserve(min(end, self.capacity))
@@ -97,11 +97,14 @@ class RingBuffer:
                 f"{self.spec.to_json()} with capacity {self.capacity}"
             )
         rows: Tensor = state["rows"]
+        if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity or rows.dtype != torch.float32:
+            raise CheckpointError(f"state: {rows.dtype} rows of shape {tuple(rows.shape)} do not fit this buffer")
+        start = whole_number("next", state["next"], least=0)
         self._indices.load_state_dict(state["indices"])
         self._size, self._next = 0, 0
         self._reserve(len(rows))
         self._rows[: len(rows)] = rows
-        self._size, self._next = len(rows), state["next"]
+        self._size, self._next = len(rows), start
 
     @torch.inference_mode(mode=False)  # else rows allocated while an actor runs could never be written to again
     def _reserve(self, rows: int) -> None:

@@ -101,6 +101,8 @@ def leaves_of(space: spaces.Space[Any], name: str, path: Path = ()) -> tuple[Lea
 def _leaf(path: Path, shape: tuple[int, ...], dtype: Any, kind: Kind, low: Any, high: Any) -> Leaf:
     flat_low, flat_high = (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in (low, high))
     torch_dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+    if kind == "ordinal":
+        flat_low, flat_high = flat_low.clip(-MAX_EXACT_INTEGER), flat_high.clip(max=MAX_EXACT_INTEGER)
     if torch_dtype == torch.float16:  # unbounded would mean infinite: rows reach further than this type
         largest = torch.finfo(torch_dtype).max
         flat_low, flat_high = flat_low.clip(-largest), flat_high.clip(max=largest)

@@ -64,7 +64,7 @@ class SyntheticStore:
             raise ValueError(f"transitions: their spec differs from the store's, {transitions.spec.to_json()}")
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
-        self._held = _Held(rows.to(self.device))
+        self._held = _Held(rows.detach().to(self.device))
 
     def sample(self, n: int) -> Tensor:
         """`n` rows drawn uniformly with replacement, ``(n, dim)``; the caller may keep and change them.
@@ -82,7 +82,9 @@ class SyntheticStore:
     def _gather_ahead(self, held: _Held, n: int) -> None:
         batches = max(1, min(_BATCHES_AHEAD, _MOST_ROWS_AHEAD // n))
         index = self._indices.draw(batches * n, held.size)
-        held.ahead = list(held.rows.index_select(0, index).view(batches, n, -1).unbind())
+        block = held.rows.index_select(0, index).view(batches, n, -1)
+        # .data: autograd must not take a change of one batch for a change of all
+        held.ahead = [batch.data for batch in block.unbind()]
         held.batch_size = n
 
     def clear(self) -> None:
@@ -106,11 +108,12 @@ class SyntheticStore:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; rows that do not fit are refused and change nothing."""
         rows: Tensor = state["rows"]
-        if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity:
+        fits = rows.ndim == 2 and rows.shape[1] == self.spec.dim and rows.dtype == torch.float32
+        if not fits or len(rows) > self.capacity:
             raise CheckpointError(
-                f"state: rows of shape {tuple(rows.shape)} do not fit a store of "
+                f"state: {rows.dtype} rows of shape {tuple(rows.shape)} do not fit a store of "
                 f"{self.capacity} rows of {self.spec.dim} columns"
             )
-        self._indices.load_state_dict(state["indices"])
         ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
+        self._indices.load_state_dict(state["indices"])
         self._held = _Held(rows.to(self.device, copy=True), ahead)

@@ -897,3 +897,57 @@ def test_running_out_of_memory_on_a_cpu_is_survived(refreshed, fake, numbered):
     fake.during_fit = fail
     with pytest.warns(RuntimeWarning, match="allocate memory"):
         assert buffer.refresh() is None
+
+
+def test_two_batches_may_be_drawn_before_the_first_is_used_in_a_gradient(refreshed):
+    buffer = refreshed()
+    weight = torch.ones(buffer.spec.dim, requires_grad=True)
+    first = buffer.sample(8)
+    loss = (first.rows * weight).square().sum()
+    buffer.sample(8)
+    loss.backward()
+    assert weight.grad is not None
+
+
+def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
+    spec = pendulum_spec(spaces.Box(-1, 1, (1,)))
+    data = pendulum_like(spec)
+    data.rows[:, spec.actions].clamp_(-1, 1)
+
+    class Foreign:
+        answer = data
+
+        def fit(self, transitions):
+            pass
+
+        def sample(self, n):
+            return self.answer[:n]
+
+    foreign = Foreign()
+    schedule = RetrainSchedule(every=50, rows=40, start=50)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), foreign, spec=spec, schedule=schedule)
+    buffer.add(data)
+    buffer.refresh()
+    rows = buffer.store.rows.clone()
+    assert len(rows) == 40
+    wild = Transitions(spec, data.rows.clone())
+    wild.rows[3, spec.actions] = 5.0
+    for answer, message in ((wild, "outside the action space"), (data[:0], "no rows")):
+        foreign.answer = answer
+        with pytest.warns(RuntimeWarning, match=message):
+            assert buffer.refresh() is None
+        assert torch.equal(buffer.store.rows, rows)
+
+
+def test_rejected_rows_stay_counted_when_a_refresh_fails(monkeypatch):
+    spec = pendulum_spec(spaces.Discrete(3))
+    generator = DiffusionGenerator(spec, TINY, device="cpu")
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), generator, schedule=RetrainSchedule(50, 40, 50))
+    buffer.add(pendulum_like(spec))
+    buffer.refresh()
+    monkeypatch.setattr(
+        generator._sampler, "load", lambda weights, frequencies: generator._sampler.weights.fill_(math.nan)
+    )
+    with pytest.warns(RuntimeWarning, match="not"):
+        assert buffer.refresh() is None
+    assert generator.rejected >= 40

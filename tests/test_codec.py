@@ -194,7 +194,6 @@ def test_codes_of_continuous_and_ordinal_columns_have_mean_zero_and_deviation_on
 def test_rewards_are_left_alone_when_their_normalisation_is_off():
     spec = spec_of()
     rows = random_rows(spec, 2_000)
-    rows[0, :3, spec.rewards] = torch.tensor([[1e6], [-1e6], [0.0]])
     codec = fitted(spec, rows, normalise_rewards=False)
     (code,) = codes_of_column(codec, rows, spec.rewards.start)
     assert torch.equal(codec.encode(rows)[..., code], rows[..., spec.rewards.start])
@@ -584,3 +583,24 @@ def test_a_few_outliers_do_not_squeeze_the_rest(n, outliers):
     assert codes.isfinite().all()
     assert 0.3 < codes[outliers:].std() < 3
     assert codes[:outliers].abs().max() < 100
+
+
+def test_large_ordinals_stay_where_rows_hold_them_exactly():
+    spec = spec_of(spaces.Box(-(2**31), 2**31 - 1, (1,), np.int32))
+    rows = random_rows(spec_of(UNBOUNDED), 300)[..., : spec.dim].clone()
+    rows[..., [0, spec.next_observations.start]] = 16_000_000.0 * torch.rand(1, 300, 1).round()
+    rows[..., spec.terminated] = 0
+    codec = fitted(spec, rows)
+    decoded, _ = codec.decode(bad_codes(codec, rows))
+    assert decoded[..., 0].abs().max() <= 2**24
+
+
+def test_outliers_of_rewards_that_are_not_normalised_are_compressed_too():
+    spec = spec_of(UNBOUNDED)
+    rows = random_rows(spec, 3_000)
+    rows[0, :3, spec.rewards.start] = 1e25
+    codec = fitted(spec, rows, normalise_rewards=False)
+    codes = codec.encode(rows)
+    assert codes.abs().max() < 400
+    decoded = codec.decode(codes)[0]
+    torch.testing.assert_close(decoded[0, 3:, spec.rewards.start], rows[0, 3:, spec.rewards.start])

@@ -27,3 +27,14 @@ def test_it_ends_when_the_last_model_is_out_of_patience():
 def test_a_loss_that_is_only_equal_is_no_improvement():
     best = BestModels({"weights": torch.zeros(1, 1)}, patience=1)
     assert [best.measure(torch.tensor([1.0])) for _ in range(2)] == [False, True]
+
+
+def test_the_model_before_the_fit_is_kept_if_nothing_is_better_but_does_not_use_up_patience():
+    state = {"weights": torch.zeros(1, 1)}
+    best = BestModels(state, patience=2)
+    best.begin_with(torch.tensor([1.0]))
+    state["weights"].fill_(7)
+    assert [best.measure(torch.tensor([loss])) for loss in (4.0, 3.0, 2.0, 2.5, 2.6)] == [False] * 4 + [True]
+    best.restore()
+    assert state["weights"].item() == 0
+    assert best.loss.item() == 1.0

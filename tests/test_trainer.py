@@ -26,7 +26,6 @@ PLAN = TrainingPlan(
     patience=None,
     max_seconds=None,
     from_scratch=False,
-    begun=0.0,
 )
 CORRELATION = 0.95
 

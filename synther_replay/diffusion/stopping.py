@@ -21,13 +21,22 @@ class BestModels:
         self._kept = {name: tensor.clone() for name, tensor in state.items()}
         first = next(iter(state.values()))
         self.loss = torch.full((len(first),), torch.inf, dtype=torch.float32, device=first.device)
+        self._lowest = self.loss.clone()  # in this fit
         self._since = torch.zeros(len(first), dtype=torch.long, device=first.device)
+
+    def begin_with(self, loss: Tensor) -> None:
+        """Take in the held-out loss before the first step, ``(M,)``: a fit that never gets below it is not kept.
+
+        It does not count for patience. A fit begins with large steps that make a good model worse for a while.
+        """
+        self.loss = loss.clone()
 
     def measure(self, loss: Tensor) -> bool:
         """Take in the held-out loss of each model as it is now, ``(M,)``; whether all of them are out of patience."""
+        self._since = torch.where(loss < self._lowest, 0, self._since + 1)
+        self._lowest = torch.minimum(self._lowest, loss)
         better = loss < self.loss
         self.loss = torch.where(better, loss, self.loss)
-        self._since = torch.where(better, 0, self._since + 1)
         for name, tensor in self._state.items():
             choice = better.view(-1, *[1] * (tensor.ndim - 1))
             self._kept[name].copy_(torch.where(choice, tensor, self._kept[name]))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.checks import whole_number
 from synther_replay.diffusion import edm
 from synther_replay.diffusion.acceleration import capture
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
@@ -35,7 +36,7 @@ _AVERAGE_WARM_UP = 10
 class TrainingPlan:
     """One call of `StackTrainer.fit`; the fields are explained in `GeneratorConfig`.
 
-    `begun` is the moment, in `time.monotonic`, from which `max_seconds` counts.
+    `max_seconds` counts from the first step: what compiling and capturing take, once, must not eat the training.
     """
 
     steps: int
@@ -45,7 +46,6 @@ class TrainingPlan:
     patience: int | None
     max_seconds: float | None
     from_scratch: bool
-    begun: float
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,14 @@ class StackTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`, in place; tensors of other shapes are refused and change nothing."""
+        counts = [whole_number(name, state[name], least=0) for name in ("starts", "fits", "adam_steps")]
         for name, tensor in self._tensors().items():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name}: expected shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         self.optimiser.refresh_working()
-        self.starts, self.fits, self.adam_steps = state["starts"], state["fits"], state["adam_steps"]
+        self.starts, self.fits, self.adam_steps = counts
 
     # ------------------------------------------------------------------ loop
 
@@ -178,24 +179,25 @@ class StackTrainer:
         examination: HeldOutProblems | None,
         on_progress: Callable[[int, float, float | None], None] | None,
     ) -> TrainingResult:
+        begun = time.monotonic()
         blocks = math.ceil(plan.steps / self.average_every)
         blocks_per_check = max(1, plan.evaluate_every // self.average_every)
         best = None
         if examination is not None:
             best = BestModels(self.optimiser.tensors(), plan.patience)
             if self.adam_steps:
-                best.measure(examination.loss(self.weights()))
+                best.begin_with(examination.loss(self.weights()))
         loss: Tensor = self.loss_sum
         first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
         self.loss_sum.zero_()
         assert self._run_block is not None
         while done < blocks and not stopped:
-            elapsed = self._share_of_time(plan)
+            elapsed = self._share_of_time(begun, plan.max_seconds)
             self._set_rates(plan.learning_rate, max(done / blocks, elapsed), self.adam_steps - first_step)
             self._run_block()
             done += 1
             self.adam_steps += self.average_every
-            stopped = self._share_of_time(plan) >= 1
+            stopped = self._share_of_time(begun, plan.max_seconds) >= 1
             if done - last_check < blocks_per_check and done < blocks and not stopped:
                 continue
             loss = self.loss_sum / ((done - last_check) * self.average_every)
@@ -216,12 +218,12 @@ class StackTrainer:
         held_out_losses = None if best is None else tuple(best.loss.tolist())
         return TrainingResult(tuple(loss.tolist()), held_out_losses, done * self.average_every, done < blocks)
 
-    def _share_of_time(self, plan: TrainingPlan) -> float:
-        if plan.max_seconds is None:
+    def _share_of_time(self, begun: float, max_seconds: float | None) -> float:
+        if max_seconds is None:
             return 0.0
         if self.device.type == "cuda":  # work is handed over long before it is done
             torch.cuda.synchronize(self.device)
-        return (time.monotonic() - plan.begun) / plan.max_seconds
+        return (time.monotonic() - begun) / max_seconds
 
     def _set_rates(self, learning_rate: float, progress: float, steps: int) -> None:
         """Cosine to zero over the call; an average no longer than the call so far, so that it forgets its start."""
