@@ -95,12 +95,10 @@ class TransitionCodec:
         allowed_low, allowed_high = self._low[self._plain], self._high[self._plain]
         allowed_low = torch.where(is_action, allowed_low, torch.minimum(allowed_low, least))
         allowed_high = torch.where(is_action, allowed_high, torch.maximum(allowed_high, most))
-        plausible_low, plausible_high = (
-            torch.where(low.isfinite(), low, least),
-            torch.where(high.isfinite(), high, most),
-        )
-        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, torch.minimum(least, plausible_low))
-        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, torch.maximum(most, plausible_high))
+        seen_low = torch.where(low.isfinite(), torch.minimum(least, low), least)
+        seen_high = torch.where(high.isfinite(), torch.maximum(most, high), most)
+        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, seen_low)
+        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, seen_high)
         for side, on_bound in (("low", x <= s["clip_low"]), ("high", x >= s["clip_high"])):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)
@@ -175,11 +173,8 @@ class TransitionCodec:
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
     """Smallest and largest value of each column, in float32, never wider than the space's own bounds."""
     low, high = np.full(spec.dim, -np.inf), np.full(spec.dim, np.inf)
-    for columns, leaves in (
-        (spec.observations, spec.observation_leaves),
-        (spec.actions, spec.action_leaves),
-        (spec.next_observations, spec.observation_leaves),
-    ):
+    for name, leaves in spec.fields().items():
+        columns = getattr(spec, name)
         low[columns] = np.concatenate([leaf.low for leaf in leaves])
         high[columns] = np.concatenate([leaf.high for leaf in leaves])
     with np.errstate(over="ignore"):  # bounds that float32 cannot hold become infinite, then its largest number

@@ -130,9 +130,8 @@ class GeneratorConfig:
                 _require(self, field.name, math.isfinite(value), "a finite number")
                 # as Python's own numbers, which JSON knows
                 object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
-        for name in ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every"):
-            _require(self, name, getattr(self, name) >= 1, "at least 1")
-        for name in ("depth", "chunk", "sampling_steps"):
+        counts = ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
+        for name in (*counts, "depth", "chunk", "sampling_steps"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("width", "embedding"):
             _require(self, name, getattr(self, name) >= 8 and getattr(self, name) % 8 == 0, "a multiple of 8")

@@ -441,3 +441,16 @@ def test_bfloat16_trains_float32_weights() -> None:
     assert result.held_out_loss[0] < 0.95
     assert trainer.optimiser.parameters.dtype == torch.float32
     assert trainer.weights().dtype == torch.bfloat16
+
+
+def test_a_fit_that_only_makes_it_worse_leaves_the_models_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    trainer.fit(rows(), rows(20, seed=1), PLAN)
+    before = trainer.state_dict()
+    losses = iter([1.0, 2.0, 3.0])  # before the first step, then at both measurements
+    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
+    result = trainer.fit(rows(seed=5), rows(20, seed=1), PLAN)
+    assert result.held_out_loss == (1.0, 1.0)
+    for name in ("parameters", "average", "mean", "square"):
+        assert torch.equal(trainer.state_dict()[name], before[name]), name
+    assert torch.equal(trainer.optimiser.working, before["parameters"])
