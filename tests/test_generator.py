@@ -24,6 +24,7 @@ from synther_replay.checkpoint import save_checkpoint
 from synther_replay.checks import resolve_device
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion import trainer as trainer_module
+from synther_replay.diffusion.problems import HeldOutProblems
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator
 from synther_replay.metrics import fidelity
@@ -869,16 +870,21 @@ def test_the_best_model_is_kept_not_the_last() -> None:
     data = Transitions(SPEC, torch.rand(100, SPEC.dim, generator=rng))
     data.rows[:, -1] = 0
     generator = make(width=128, steps=1_500, held_out=0.3, evaluate_every=100, patience=None, learning_rate=3e-3)
-    seen: list[float] = []
-    fit = generator._trainer.fit
+    seen: list[tuple[float, Tensor]] = []
+    measure = HeldOutProblems.loss
 
-    def spy(train: Tensor, held_out: Tensor | None, plan: Any, show: Any) -> Any:
-        return fit(train, held_out, plan, lambda *report: seen.append(report[2]))
+    def spy(problems: HeldOutProblems, weights: Tensor) -> Tensor:
+        loss = measure(problems, weights)
+        seen.append((loss.item(), weights.clone()))
+        return loss
 
-    generator._trainer.fit = spy  # type: ignore[method-assign]
-    report = generator.fit(data)
-    assert seen[-1] > min(seen)
-    assert report.held_out_loss == pytest.approx(min(seen), rel=1e-4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldOutProblems, "loss", spy)
+        report = generator.fit(data)
+    lowest, weights = min(seen, key=lambda pair: pair[0])
+    assert seen[-1][0] > lowest
+    assert report.held_out_loss == pytest.approx(lowest)
+    assert torch.equal(generator._trainer.weights(), weights)
 
 
 def test_fractional_steps_are_rounded_up_to_blocks() -> None:
