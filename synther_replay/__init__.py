@@ -1,12 +1,13 @@
 """Synthetic experience replay: a diffusion model that turns a small replay buffer into a large one."""
 
-from synther_replay.buffer import RefreshReport, SyntheticReplayBuffer
+from synther_replay.buffer import SyntheticReplayBuffer
 from synther_replay.config import GeneratorConfig
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import DiffusionGenerator, FitReport
-from synther_replay.protocols import Generator, RealBuffer
+from synther_replay.protocols import Generator, RealBuffer, RealTransitions
 from synther_replay.ring import RingBuffer
 from synther_replay.schedule import RetrainSchedule
+from synther_replay.synthetic import RefreshReport, SyntheticSource
 from synther_replay.transitions import Transitions, TransitionSpec
 
 __version__ = "0.1.0"
@@ -21,10 +22,12 @@ __all__ = [
     "GeneratorConfig",
     "NotFittedError",
     "RealBuffer",
+    "RealTransitions",
     "RefreshReport",
     "RetrainSchedule",
     "RingBuffer",
     "SyntheticReplayBuffer",
+    "SyntheticSource",
     "TransitionSpec",
     "Transitions",
 ]

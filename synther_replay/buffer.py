@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
-import warnings
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from synther_replay.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.checks import resolve_device, whole_number
-from synther_replay.errors import CheckpointError, DivergedError, GenerationError, is_out_of_memory
-from synther_replay.indices import ShuffleStream
-from synther_replay.mixing import check_real_ratio, split_batch
-from synther_replay.protocols import Generator, RealBuffer, Stateful
-from synther_replay.schedule import RetrainSchedule
-from synther_replay.seeding import derive_seed
-from synther_replay.store import SyntheticStore
-from synther_replay.transitions import Transitions, TransitionSpec
-
-KIND = "synthetic replay buffer"
-logger = logging.getLogger(__name__)
+from synther_replay.checkpoint import save_checkpoint
+from synther_replay.protocols import RealBuffer, Stateful
+from synther_replay.synthetic import SyntheticSource, stateful
+from synther_replay.transitions import Transitions
 
 
-@dataclass(frozen=True)
-class RefreshReport:
-    """What a refresh did.
-
-    Attributes:
-        fit: What the generator's `fit` returned.
-        rows: Rows generated.
-        steps: Environment steps at that time.
-        fit_seconds: Time to fit.
-        sample_seconds: Time to generate and store.
-    """
-
-    fit: Any
-    rows: int
-    steps: int
-    fit_seconds: float
-    sample_seconds: float
-
-
-class SyntheticReplayBuffer:
+class SyntheticReplayBuffer(SyntheticSource):
     """Wraps any real buffer and mixes generated transitions into its batches.
 
     The loop around it is that of any replay buffer::
@@ -55,74 +21,18 @@ class SyntheticReplayBuffer:
             buffer.add(observation, action, reward, next_observation, terminated)
             batch = buffer.sample(256)     # refits the generator first when the schedule says so
 
-    One thread at a time: neither the buffer nor its parts lock anything.
-
     Args:
         real: Holds the real transitions; `RingBuffer`, or anything with the methods of `RealBuffer`.
-        generator: `DiffusionGenerator`, or anything with `fit` and `sample`.
-        spec: Layout of the transitions; None takes that of the generator or the real buffer.
-        real_ratio: Share of each batch that is real; 1 is plain replay.
-        capacity: Most synthetic rows to hold.
-        schedule: When to refit and how many rows to generate; None as fits the generator's device.
-        device: Where synthetic rows and batches live; None takes that of the generator.
-        seed: Of the sampling order.
+        generator: As the other arguments, see `SyntheticSource`.
     """
 
-    def __init__(
-        self,
-        real: RealBuffer,
-        generator: Generator,
-        *,
-        spec: TransitionSpec | None = None,
-        real_ratio: float = 0.5,
-        capacity: int = 1_000_000,
-        schedule: RetrainSchedule | None = None,
-        device: torch.device | str | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Check the parts and start with an empty store."""
-        for name, part, protocol in (("real", real, RealBuffer), ("generator", generator, Generator)):
-            if not isinstance(part, protocol):
-                raise TypeError(f"{name}: expected the methods of {protocol.__name__}, got {type(part).__name__}")
-        spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
-        if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: neither part has one, give it (got {spec!r})")
-        for name, part in (("real", real), ("generator", generator)):
-            if getattr(part, "spec", spec) != spec:
-                raise ValueError(f"{name}: its spec differs from {spec.to_json()}")
-        if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: a buffer takes one model, got a stack of {generator.stack}")  # type: ignore[attr-defined]
-        if device is None:
-            device = getattr(generator, "device", "cpu")
-        self.real, self.generator, self.spec = real, generator, spec
-        self.real_ratio = check_real_ratio(real_ratio)
-        self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
-        if schedule is None:
-            schedule = RetrainSchedule.fast() if self.device.type == "cuda" else RetrainSchedule.tiny()
-        if not isinstance(schedule, RetrainSchedule):
-            raise TypeError(f"schedule: expected a RetrainSchedule, got {schedule!r}")
-        self.schedule = schedule
-        self.steps = len(real)  # environment steps so far
-        self.refreshes = 0
-        self.last_refresh: RefreshReport | None = None
-        self._last_attempt: int | None = None
-        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Where synthetic rows and batches live."""
-        return self.store.device
+    kind = "synthetic replay buffer"
+    _needs = RealBuffer
+    real: RealBuffer
 
     def __len__(self) -> int:
         """Number of real transitions."""
         return len(self.real)
-
-    def __repr__(self) -> str:
-        """Sizes and ratio."""
-        return (
-            f"SyntheticReplayBuffer({len(self.real)} real, {len(self.store)} synthetic, "
-            f"real_ratio={self.real_ratio}, refreshes={self.refreshes})"
-        )
 
     def add(self, *fields: Any) -> None:
         """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
@@ -138,68 +48,19 @@ class SyntheticReplayBuffer:
 
     def sample(self, batch_size: int) -> Transitions:
         """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refresh if one is due."""
-        self.refresh_if_due()
-        real, synthetic = split_batch(batch_size, self.real_ratio, synthetic_available=len(self.store) > 0)
+        drawn = self.draw(batch_size)
+        real = batch_size if drawn is None else len(drawn[1])
         if real and not len(self.real):
             raise ValueError("buffer: it is empty, add transitions before sampling")
-        if not synthetic:
+        if drawn is None:
             return self.real.sample(batch_size).to(self.device)
-        # Real rows overwrite synthetic ones at random places: cheaper than joining and shuffling.
-        rows = self.store.sample(batch_size)
+        batch, places = drawn
         if real:
-            drawn = self.real.sample(real).rows
-            if drawn.shape[0] != real:
-                raise ValueError(f"real: its sample({real}) gave {drawn.shape[0]} rows")
-            rows.index_copy_(0, self._shuffles.draw(batch_size, real), drawn.to(self.device))
-        return Transitions(self.spec, rows)
-
-    def refresh_if_due(self) -> RefreshReport | None:
-        """Refresh if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
-        if self.real_ratio == 1.0 or not self.schedule.is_due(self.steps, self._last_attempt):
-            return None
-        enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
-        return self.refresh() if enough else None
-
-    def refresh(self) -> RefreshReport | None:
-        """Refit the generator to the real transitions and replace the synthetic ones in one step.
-
-        A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; an interrupt is
-        passed on. In every case of failure generator and store are as before.
-        """
-        self._last_attempt = self.steps
-        before = self.generator.state_dict() if isinstance(self.generator, Stateful) else None
-        try:
-            begun = time.monotonic()
-            fit = self.generator.fit(self.real.transitions())
-            fitted = time.monotonic()
-            fresh = self.generator.sample(min(self.schedule.rows, self.store.capacity))
-            self._check_generated(fresh)
-            self.store.replace(fresh)
-        except BaseException as error:
-            if before is not None and isinstance(self.generator, Stateful):
-                rejected = getattr(self.generator, "rejected", None)
-                self.generator.load_state_dict(before)
-                if rejected is not None:  # what was rejected stays counted
-                    self.generator.rejected = rejected  # type: ignore[attr-defined]
-            kept = f"keeping the previous model and {len(self.store)} synthetic rows"
-            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
-                logger.warning("refresh interrupted by %s: %s", type(error).__name__, kept)
-                raise
-            warnings.warn(f"refresh failed, {kept}: {error}", RuntimeWarning, stacklevel=2)
-            return None
-        self.refreshes += 1
-        ended = time.monotonic()
-        self.last_refresh = RefreshReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
-        logger.info("refresh %d at step %d: %s", self.refreshes, self.steps, self.last_refresh)
-        return self.last_refresh
-
-    def to(self, device: torch.device | str) -> SyntheticReplayBuffer:
-        """Move synthetic rows and batches to another device, and the generator where it can move."""
-        self.store.to(resolve_device(device))
-        self._shuffles.to(self.device)
-        if hasattr(self.generator, "to"):
-            self.generator.to(self.device)
-        return self
+            rows = self.real.sample(real).rows
+            if rows.shape[0] != real:
+                raise ValueError(f"real: its sample({real}) gave {rows.shape[0]} rows")
+            batch.rows.index_copy_(0, places, rows.to(self.device))
+        return batch
 
     def save(self, path: str | os.PathLike[str], *, include_real: bool = True) -> None:
         """Write real rows, generator, store, schedule and random state to one file; see `checkpoint`.
@@ -208,84 +69,15 @@ class SyntheticReplayBuffer:
             path: The file.
             include_real: False leaves the real buffer out, for those that are saved by their own means.
         """
-        save_checkpoint(path, KIND, self.state_dict(include_real=include_real))
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue exactly where a saved buffer stopped, on any device.
-
-        Raises:
-            CheckpointError: The file is damaged, foreign, newer, or of other spaces or sizes; nothing is changed.
-        """
-        self.load_state_dict(load_checkpoint(path, KIND))
+        save_checkpoint(path, self.kind, self.state_dict(include_real=include_real))
 
     def state_dict(self, *, include_real: bool = True) -> dict[str, Any]:
         """A copy of everything that the next calls depend on."""
-        return {
-            "spec": self.spec.to_json(),
-            "real": _stateful(self.real, "real").state_dict() if include_real else None,
-            "generator": _stateful(self.generator, "generator").state_dict(),
-            "store": self.store.state_dict(),
-            "real_ratio": self.real_ratio,
-            "schedule": dict(vars(self.schedule)),
-            "steps": self.steps,
-            "refreshes": self.refreshes,
-            "last_attempt": self._last_attempt,
-            "shuffles": self._shuffles.state_dict(),
-        }
+        real = stateful(self.real, "real").state_dict() if include_real else None
+        return {**super().state_dict(), "real": real}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
-        parts: dict[str, Stateful] = {
-            "generator": _stateful(self.generator, "generator"),
-            "store": self.store,
-            "shuffles": self._shuffles,
-        }
+    def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
+        parts = super()._parts(state)
         if state.get("real", self) is not None:
-            parts["real"] = _stateful(self.real, "real")
-        before = {name: part.state_dict() for name, part in parts.items()}
-        try:
-            if state["spec"] != self.spec.to_json():
-                raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
-            schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
-            steps, refreshes = (whole_number(name, state[name], least=0) for name in ("steps", "refreshes"))
-            last = state["last_attempt"]
-            last_attempt = None if last is None else whole_number("last_attempt", last, least=0)
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-        except BaseException as error:
-            for name, part in parts.items():
-                part.load_state_dict(before[name])
-            if isinstance(error, CheckpointError) or not isinstance(error, Exception):
-                raise
-            raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
-        self.schedule, self.real_ratio = schedule, real_ratio
-        self.steps, self.refreshes, self._last_attempt = steps, refreshes, last_attempt
-
-    def _check_generated(self, fresh: Transitions) -> None:
-        """Whatever the generator is, only rows that could be real get into the store."""
-        if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
-            raise TypeError(
-                f"generator: its sample gave no transitions of this buffer's spec, but {type(fresh).__name__}"
-            )
-        if not len(fresh):
-            raise GenerationError("the generator gave no rows")
-        try:
-            fresh.check()
-        except ValueError as error:
-            raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
-        actions = fresh.rows[:, self.spec.actions].double()
-        low, high = (
-            torch.cat([torch.as_tensor(getattr(leaf, bound)) for leaf in self.spec.action_leaves]).to(actions.device)
-            for bound in ("low", "high")
-        )
-        if bool(((actions < low) | (actions > high)).any()):
-            raise GenerationError("the generator gave actions outside the action space")
-
-
-def _stateful(part: object, name: str) -> Stateful:
-    if not isinstance(part, Stateful):
-        raise TypeError(
-            f"{name}: {type(part).__name__} has no state_dict and load_state_dict, so it cannot be saved"
-            + ("; use include_real=False and save it by its own means" if name == "real" else "")
-        )
-    return part
+            parts["real"] = stateful(self.real, "real")
+        return parts

@@ -40,3 +40,9 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if resolved.type == "cuda" and resolved.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return resolved
+
+
+def device_or_cpu(device: torch.device) -> torch.device:
+    """The device if this machine has it, else the CPU: for what was pickled on another machine."""
+    missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    return torch.device("cpu") if missing else device

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.checks import resolve_device, whole_number
+from synther_replay.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.codec import TransitionCodec
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.generation import StackSampler
@@ -286,9 +286,7 @@ class DiffusionGenerator:
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Rebuild, on the CPU where the device is missing."""
-        device, state = torch.device(pickled["device"]), pickled["state"]
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            device = torch.device("cpu")
+        device, state = device_or_cpu(torch.device(pickled["device"])), pickled["state"]
         self.__init__(  # type: ignore[misc]
             pickled["spec"], pickled["config"], device=device, seed=state["seed"], stack=state["stack"]
         )

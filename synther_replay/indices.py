@@ -6,11 +6,14 @@ another device, too. Drawing block-wise makes one number nearly free on either.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from synther_replay.checks import device_or_cpu
 
 _NUMBERS_PER_BLOCK = 65_536
 _SHUFFLES_PER_BLOCK = 64
@@ -18,7 +21,32 @@ _SHUFFLES_PER_BLOCK = 64
 _DRAWS_AHEAD = 32
 
 
-class IndexStream:
+class _Stream(ABC):
+    """What both streams share: pickle and deepcopy take along device, seed and position alone."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        """Start the stream of a seed."""
+        self.seed = seed
+        self.device = device
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Seed and position."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"device": self.device, "state": self.state_dict()}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        """Rebuild, on the CPU where the device is missing."""
+        self.__init__(pickled["state"]["seed"], device_or_cpu(pickled["device"]))  # type: ignore[misc]
+        self.load_state_dict(pickled["state"])
+
+
+class IndexStream(_Stream):
     """Uniform random indices with repetition.
 
     >>> stream = IndexStream(seed=0, device=torch.device("cpu"))
@@ -28,8 +56,7 @@ class IndexStream:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
-        self.seed = seed
-        self.device = device
+        super().__init__(seed, device)
         self._number = -1  # of the current block
         self._size = 0
         self._cursor = 0  # numbers of it that are used up
@@ -75,7 +102,7 @@ class IndexStream:
         self._ready_for = (count, high)
 
 
-class ShuffleStream:
+class ShuffleStream(_Stream):
     """Random places without repetition: the beginnings of permutations.
 
     >>> stream = ShuffleStream(seed=0, device=torch.device("cpu"))
@@ -85,8 +112,7 @@ class ShuffleStream:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
-        self.seed = seed
-        self.device = device
+        super().__init__(seed, device)
         self._number = -1  # of the current block
         self._size = (0, 0)  # of its permutations, and of what is used of them
         self._block: list[Tensor] = []  # those not used yet, the next one last

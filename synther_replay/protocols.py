@@ -17,7 +17,18 @@ from synther_replay.transitions import Transitions
 
 
 @runtime_checkable
-class RealBuffer(Protocol):
+class RealTransitions(Protocol):
+    """Real transitions that a generator can learn from."""
+
+    def transitions(self) -> Transitions:
+        """Everything that is held."""
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+
+
+@runtime_checkable
+class RealBuffer(RealTransitions, Protocol):
     """Any replay buffer of real transitions."""
 
     def add(self, transitions: Transitions) -> None:
@@ -25,12 +36,6 @@ class RealBuffer(Protocol):
 
     def sample(self, n: int) -> Transitions:
         """Draw `n` transitions by the buffer's own rule; the caller may keep and change them."""
-
-    def transitions(self) -> Transitions:
-        """Everything that is held, for the generator to learn from."""
-
-    def __len__(self) -> int:
-        """Number of transitions held."""
 
 
 @runtime_checkable

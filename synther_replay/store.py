@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synther_replay.checks import whole_number
+from synther_replay.checks import device_or_cpu, whole_number
 from synther_replay.errors import CheckpointError
 from synther_replay.indices import IndexStream
 from synther_replay.seeding import derive_seed
@@ -117,3 +117,14 @@ class SyntheticStore:
         ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
         self._indices.load_state_dict(state["indices"])
         self._held = _Held(rows.to(self.device, copy=True), ahead)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: rows on the host, so that any machine can read them."""
+        state = self.state_dict()
+        state["rows"], state["ahead"] = state["rows"].cpu(), [batch.cpu() for batch in state["ahead"]]
+        return {"spec": self.spec, "capacity": self.capacity, "device": self.device, "state": state}
+
+    def __setstate__(self, pickled: dict[str, Any]) -> None:
+        """Rebuild, on the CPU where the device is missing."""
+        self.__init__(pickled["spec"], pickled["capacity"], device_or_cpu(pickled["device"]))  # type: ignore[misc]
+        self.load_state_dict(pickled["state"])
