@@ -36,7 +36,7 @@ def assemble_source(
         synthetic_capacity: Most synthetic rows to hold.
         seed: Of generator and sampling order; None takes the one that `torch.manual_seed` was last called with.
     """
-    seed = torch.initial_seed() % 2**63 if seed is None else whole_number("seed", seed, least=0)
+    seed = resolve_seed(seed)
     if generator is None or isinstance(generator, GeneratorConfig):
         generator = DiffusionGenerator(spec, generator, device=resolve_device(device), seed=seed)
     elif not isinstance(generator, Generator):
@@ -51,3 +51,8 @@ def assemble_source(
         device=device,
         seed=seed,
     )
+
+
+def resolve_seed(seed: int | None) -> int:
+    """A seed of at least 0; None takes the one that `torch.manual_seed` was last called with."""
+    return torch.initial_seed() % 2**63 if seed is None else whole_number("seed", seed, least=0)

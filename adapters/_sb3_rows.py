@@ -1,0 +1,124 @@
+"""The arrays of a Stable-Baselines3 buffer as rows of transitions, mirrored on the learner's device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from synther_replay.indices import IndexStream
+from synther_replay.seeding import derive_seed
+from synther_replay.transitions import Transitions, TransitionSpec
+
+# Actions that were scaled to [-1, 1] may leave it by a rounding error.
+_ROUNDING = 1e-5
+
+
+class RealRows:
+    """The real transitions of an SB3 buffer: read from its arrays on a CPU, from a mirror of them on a GPU.
+
+    The row of environment e at position p of the ring has the number ``p * n_envs + e`` in either case, so a run goes
+    on with the same rows wherever it is continued.
+
+    Args:
+        buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`.
+        spec: Layout of the rows.
+        seed: Of the sampling order.
+        device: Where sampled rows are wanted.
+    """
+
+    def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
+        """Mirror nothing yet."""
+        self.buffer, self.spec = buffer, spec
+        self.observation_size = spec.observation_dim * buffer.n_envs  # numbers in one step of all environments
+        self.behind = 0  # positions of the ring that the mirror has not seen yet
+        self._mirror = torch.empty(0, spec.dim, device=device)
+        self._indices = IndexStream(derive_seed(seed, 10), device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where sampled rows are."""
+        return self._indices.device
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return int(self.buffer.size() * self.buffer.n_envs)
+
+    def sample(self, n: int) -> Tensor:
+        """`n` rows drawn uniformly with repetition, ``(n, dim)``."""
+        index = self._indices.draw(n, len(self))
+        if self.device.type == "cpu":
+            return torch.from_numpy(self._gather(index.numpy()))
+        return self._mirrored().index_select(0, index)
+
+    def transitions(self) -> Transitions:
+        """All rows, in the order of the ring."""
+        if self.device.type == "cpu":
+            rows = torch.from_numpy(self._gather(np.arange(len(self))))
+        else:
+            rows = self._mirrored()[: len(self)]
+        actions, leaves = rows[:, self.spec.actions], self.spec.action_leaves
+        low, high = (
+            torch.as_tensor(np.concatenate([getattr(leaf, bound) for leaf in leaves]), device=self.device)
+            for bound in ("low", "high")
+        )
+        if bool(((actions < low - _ROUNDING) | (actions > high + _ROUNDING)).any()):
+            raise ValueError(
+                f"action: the buffer holds actions from {float(actions.min())} to {float(actions.max())}, outside of "
+                "their space. SB3's algorithms store them scaled to [-1, 1]; a loop that stores them in the units of "
+                "the environment has to set scaled_actions=False"
+            )
+        return Transitions(self.spec, rows)
+
+    def to(self, device: torch.device) -> None:
+        """Continue on another device."""
+        self._indices.to(device)
+        self.forget()
+
+    def forget(self) -> None:
+        """Mirror everything anew."""
+        self._mirror = torch.empty(0, self.spec.dim, device=self.device)
+        self.behind = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: SB3's arrays say all that the mirror says."""
+        return {**vars(self), "_mirror": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild; the mirror is filled when it is next read."""
+        vars(self).update(state)
+        self.forget()
+
+    def _gather(self, index: np.ndarray) -> np.ndarray:
+        """Rows by number from SB3's arrays, ``(n, dim)``."""
+        buffer, start = self.buffer, 0
+        rows = np.empty((len(index), self.spec.dim), np.float32)
+        observations, following = (
+            tuple(held.values()) if isinstance(held, dict) else (held,)
+            for held in (buffer.observations, buffer.next_observations)
+        )
+        for array in (*observations, buffer.actions, buffer.rewards, *following):
+            columns = array.reshape(buffer.buffer_size * buffer.n_envs, -1)
+            rows[:, start : start + columns.shape[1]] = columns.take(index, 0)
+            start += columns.shape[1]
+        ended, by_time = (array.reshape(-1).take(index) for array in (buffer.dones, buffer.timeouts))
+        rows[:, start] = ended * (1 - by_time)
+        return rows
+
+    @torch.inference_mode(mode=False)  # else it could not be written to outside of it
+    def _mirrored(self) -> Tensor:
+        """The mirror with all rows, brought up to date; it grows by doubling."""
+        buffer = self.buffer
+        if len(self._mirror) < len(self):
+            size = min(buffer.buffer_size * buffer.n_envs, max(1024, 1 << (len(self) - 1).bit_length()))
+            self._mirror = torch.empty(size, self.spec.dim, device=self.device)
+            self.behind = buffer.size()
+        if self.behind:
+            positions = np.arange(buffer.pos - min(self.behind, buffer.size()), buffer.pos) % buffer.buffer_size
+            index = (positions[:, None] * buffer.n_envs + np.arange(buffer.n_envs)).reshape(-1)
+            fresh = torch.from_numpy(self._gather(index)).to(self.device)
+            self._mirror.index_copy_(0, torch.from_numpy(index).to(self.device), fresh)
+            self.behind = 0
+        return self._mirror

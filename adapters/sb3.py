@@ -1,0 +1,345 @@
+"""Stable-Baselines3: ``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``.
+
+`SynthERBuffer` is SB3's own replay buffer, whose arrays, `add` and n-step returns it leaves alone; only `sample` mixes
+synthetic rows in. `SynthERCallback` logs what the generator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from synther_replay.adapters._sb3_rows import RealRows
+from synther_replay.assembly import assemble_source, resolve_seed
+from synther_replay.checks import resolve_device, whole_number
+from synther_replay.config import GeneratorConfig
+from synther_replay.metrics import fidelity
+from synther_replay.protocols import Generator
+from synther_replay.schedule import RetrainSchedule
+from synther_replay.synthetic import RefreshReport, SyntheticSource
+from synther_replay.transitions import Transitions, TransitionSpec
+
+
+def transition_spec(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], *, scaled_actions: bool = True
+) -> TransitionSpec:
+    """Layout of the transitions in a `SynthERBuffer`, for those who build a generator themselves.
+
+    Args:
+        observation_space: The environment's.
+        action_space: The environment's.
+        scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as all algorithms of SB3 do.
+    """
+    if scaled_actions and isinstance(action_space, spaces.Box):
+        action_space = spaces.Box(-1.0, 1.0, action_space.shape, np.float32)
+    nested = observation_space.spaces.items() if isinstance(observation_space, spaces.Dict) else ()
+    for key, space in nested:
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            raise TypeError(f"observation_space: Stable-Baselines3 has no nested spaces, got {space} in {key!r}")
+    if isinstance(observation_space, spaces.Tuple):
+        raise TypeError(f"observation_space: Stable-Baselines3 has no Tuple observations, got {observation_space}")
+    return TransitionSpec.from_spaces(observation_space, action_space)
+
+
+class SynthERBuffer(NStepReplayBuffer):
+    """SB3's replay buffer with generated transitions mixed into its batches.
+
+    Every option goes through ``replay_buffer_kwargs``; `Dict` observations make it a `SynthERDictBuffer` by itself.
+
+    >>> from stable_baselines3 import SAC
+    >>> options = dict(real_ratio=0.5, schedule=RetrainSchedule(every=5_000, rows=20_000, start=2_500))
+    >>> model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
+    >>> model.replay_buffer
+    SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refreshes=0)
+
+    Args:
+        buffer_size: This and what follows to `handle_timeout_termination` as in SB3's own buffer.
+        observation_space: Any that SB3 takes.
+        action_space: Any that SB3 takes.
+        device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host.
+        n_envs: Number of environments.
+        optimize_memory_usage: Only with ``real_ratio=1``: such a buffer overwrites the last observation of each
+            episode, so the generator would learn transitions that never happened.
+        handle_timeout_termination: Whether episodes that end by a time limit count as not terminated.
+        n_steps: Real rows become n-step returns as in SB3's `NStepReplayBuffer`; synthetic rows have one step, and
+            `discounts` says which is which.
+        gamma: Discount of the algorithm; matters for ``n_steps > 1`` only.
+        real_ratio: Share of each batch that is real; with 1 it behaves exactly as SB3's own buffer.
+        generator: `GeneratorConfig`, or a generator with `fit` and `sample`; None as fits the device.
+        schedule: When to refit and how many rows to generate; None as fits the device.
+        synthetic_capacity: Most synthetic rows to hold.
+        seed: Of generator and sampling order; None follows the seed of the algorithm.
+        scaled_actions: False for loops of your own that store actions in the environment's units.
+    """
+
+    def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
+        """Dict observations have a class of their own, as in SB3; nobody should have to know."""
+        if cls is SynthERBuffer and isinstance(observation_space, spaces.Dict):
+            cls = SynthERDictBuffer
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        real_ratio: float = 0.5,
+        generator: GeneratorConfig | Generator | None = None,
+        schedule: RetrainSchedule | None = None,
+        synthetic_capacity: int = 1_000_000,
+        seed: int | None = None,
+        scaled_actions: bool = True,
+    ) -> None:
+        """Check all arguments, then allocate."""
+        if optimize_memory_usage and real_ratio != 1.0:
+            raise ValueError(
+                "optimize_memory_usage: it overwrites the last observation of each episode, which the generator has to "
+                f"learn; set it to False, or real_ratio to 1 (got real_ratio={real_ratio!r})"
+            )
+        if whole_number("n_steps", n_steps) > 1 and (
+            optimize_memory_usage or isinstance(observation_space, spaces.Dict)
+        ):
+            raise ValueError(
+                "n_steps: Stable-Baselines3 has n-step returns neither for Dict observations nor with "
+                f"optimize_memory_usage, expected 1, got {n_steps!r}"
+            )
+        spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
+        seed = resolve_seed(seed)
+        # Past NStepReplayBuffer's constructor, which refuses optimize_memory_usage for any number of steps.
+        super(NStepReplayBuffer, self).__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+        )
+        self.n_steps, self.gamma = n_steps, gamma
+        self._unread = 0  # positions added since the source last looked
+        self._real = RealRows(self, spec, seed, self.device)
+        self.source: SyntheticSource = assemble_source(
+            self._real,
+            spec,
+            device=self.device,
+            real_ratio=real_ratio,
+            generator=generator,
+            schedule=schedule,
+            synthetic_capacity=synthetic_capacity,
+            seed=seed,
+        )
+
+    def __repr__(self) -> str:
+        """Sizes and ratio."""
+        return repr(self.source).replace("SyntheticSource", type(self).__name__)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches live; assigning another device moves everything there, as `load_replay_buffer` does."""
+        return self._real.device if hasattr(self, "_real") else self._first_device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if hasattr(self, "source"):
+            self.source.to(get_device(device))
+            self._real.to(self.source.device)
+        else:  # SB3's constructor
+            self._first_device: torch.device = resolve_device(get_device(device))
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+        """Add one transition per environment; see SB3."""
+        if len(reward) != self.n_envs:
+            raise ValueError(
+                f"n_envs: this buffer holds transitions of {self.n_envs} environments, got {len(reward)}; make the "
+                "model with as many environments as the buffer was made with"
+            )
+        self._check_shapes(obs, next_obs)
+        super().add(obs, next_obs, action, reward, done, infos)
+        self._unread += 1
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
+
+        Synthetic rows go through `env`'s normalisation as the real ones do.
+        """
+        source = self.source
+        if self._unread:
+            source.steps += self._unread * self.n_envs
+            self._real.behind += self._unread
+            self._unread = 0
+        if source.real_ratio == 1.0:
+            return super().sample(batch_size, env)
+        if not len(self._real):
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+        drawn = source.draw(batch_size)
+        if self.n_steps > 1:
+            return self._sample_n_step(batch_size, env, drawn)
+        if drawn is None:
+            return self._as_samples(self._real.sample(batch_size), env)
+        batch, places = drawn
+        if len(places):
+            batch.rows.index_copy_(0, places, self._real.sample(len(places)))
+        return self._as_samples(batch.rows, env)
+
+    def reset(self) -> None:
+        """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        super().reset()
+        self.source.store.clear()
+        self._real.forget()
+
+    def _sample_n_step(
+        self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
+    ) -> ReplayBufferSamples:
+        """Real n-step rows as SB3 computes them, among synthetic ones of one step."""
+        if drawn is None:
+            return super().sample(batch_size, env)
+        batch, places = drawn
+        mixed = self._as_samples(batch.rows, env)._replace(
+            discounts=torch.full((batch_size, 1), self.gamma, device=self.device)
+        )
+        if len(places):
+            for field, real in zip(mixed, super().sample(len(places), env), strict=True):
+                field.index_copy_(0, places, real.to(field.dtype))
+        return mixed
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
+        one_step = super(NStepReplayBuffer, self)._get_samples
+        return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
+
+    def _as_samples(self, rows: Tensor, env: VecNormalize | None) -> Any:
+        """Rows ``(batch, dim)`` as the named tuple that SB3's algorithms take."""
+        spec = self.source.spec
+        rewards = rows[:, spec.rewards]
+        if env is not None:
+            rewards = self._normalised(rewards, env.normalize_reward)
+        return self._samples_type()(
+            observations=self._as_observations(rows[:, spec.observations], env),
+            actions=_cast(rows[:, spec.actions], self.actions.dtype),
+            next_observations=self._as_observations(rows[:, spec.next_observations], env),
+            dones=rows[:, spec.terminated],
+            rewards=rewards,
+        )
+
+    def _samples_type(self) -> Any:
+        return ReplayBufferSamples
+
+    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> Any:
+        observations = _cast(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
+        return observations if env is None else self._normalised(observations, env.normalize_obs)
+
+    def _normalised(self, values: Tensor, normalise: Any) -> Tensor:
+        """By the environment's own method, which works on the host: a subclass may have changed it."""
+        return torch.as_tensor(np.asarray(normalise(values.cpu().numpy()), np.float32), device=self.device)
+
+    def _check_shapes(self, obs: Any, next_obs: Any) -> None:
+        """NumPy would quietly broadcast what has too few columns."""
+        size = self._real.observation_size
+        if np.size(obs) != size or np.size(next_obs) != size:
+            raise ValueError(
+                f"obs: this buffer holds observations of shape {self.obs_shape}, got arrays of shape {np.shape(obs)} "
+                f"and {np.shape(next_obs)}; make the model with the environment that the buffer was made with"
+            )
+
+
+class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
+    """`SynthERBuffer` for Dict observations; `SynthERBuffer` itself becomes one where the space asks for it."""
+
+    def _samples_type(self) -> Any:
+        return DictReplayBufferSamples
+
+    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> dict[str, Tensor]:
+        observations, start = {}, 0
+        for leaf in self.source.spec.observation_leaves:
+            key = str(leaf.path[0])
+            values = columns[:, start : start + leaf.size].reshape(-1, *self.obs_shape[key])
+            observations[key] = _cast(values, self.observations[key].dtype)
+            start += leaf.size
+        if env is None:
+            return observations
+        normalised = env.normalize_obs({key: values.cpu().numpy() for key, values in observations.items()})
+        return {key: torch.as_tensor(values, device=self.device) for key, values in normalised.items()}
+
+    def _check_shapes(self, obs: Mapping[str, np.ndarray], next_obs: Mapping[str, np.ndarray]) -> None:
+        for name, values in (("obs", obs), ("next_obs", next_obs)):
+            for key, held in self.observations.items():
+                if key not in values or np.size(values[key]) != held[0].size:
+                    got = np.shape(values[key]) if key in values else "nothing"
+                    raise ValueError(f"{name}: expected {key!r} of shape {held.shape[1:]}, got {got}")
+
+
+class SynthERCallback(BaseCallback):
+    """Logs what the generator does to SB3's logger, and so to TensorBoard, CSV files or W&B.
+
+    All names begin with ``synther/``: `refits`, `fit_loss`, `held_out_loss`, `seconds` (spent on refits while this
+    callback watched), `store_size`, `store_age` (steps since it was filled), `marginal`, `correlation` (of
+    synthetic against real rows, 1 is perfect) and `rejected` (generated rows thrown away).
+
+    Args:
+        fidelity_rows: Rows to compare after each refit; 0 leaves marginal and correlation out.
+        verbose: As in every callback of SB3.
+    """
+
+    def __init__(self, fidelity_rows: int = 10_000, verbose: int = 0) -> None:
+        """Log nothing yet."""
+        super().__init__(verbose)
+        self.fidelity_rows = fidelity_rows
+        self.seconds = 0.0
+        self._seen: RefreshReport | None = None
+        self._scores: dict[str, float] = {}
+
+    def _on_training_start(self) -> None:
+        buffer = self.model.replay_buffer
+        if not isinstance(buffer, SynthERBuffer):
+            raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, got {type(buffer).__name__}")
+        self._seen = buffer.source.last_refresh
+
+    def _on_step(self) -> bool:
+        source = self.model.replay_buffer.source
+        report = source.last_refresh
+        if report is not None and report is not self._seen:
+            self._seen = report
+            self.seconds += report.fit_seconds + report.sample_seconds
+            self._scores = self._judge(source, report)
+        self.logger.record("synther/refits", source.refreshes)
+        self.logger.record("synther/store_size", len(source.store))
+        self.logger.record("synther/seconds", self.seconds)
+        if report is not None:
+            self.logger.record("synther/store_age", source.steps - report.steps)
+        for name, value in self._scores.items():
+            self.logger.record(f"synther/{name}", value)
+        return True
+
+    def _judge(self, source: SyntheticSource, report: RefreshReport) -> dict[str, float]:
+        scores = {
+            "fit_loss": getattr(report.fit, "loss", None),
+            "held_out_loss": getattr(report.fit, "held_out_loss", None),
+            "rejected": getattr(source.generator, "rejected", None),
+        }
+        if self.fidelity_rows:
+            real = source.real.transitions().rows
+            every = max(1, len(real) // self.fidelity_rows)  # from all ages of the buffer, as the generator learnt
+            found = fidelity(real[::every], source.store.rows[: self.fidelity_rows])
+            scores |= {"marginal": found.marginal, "correlation": found.correlation}
+        return {name: value for name, value in scores.items() if value is not None}
+
+
+def _cast(values: Tensor, dtype: Any) -> Tensor:
+    """Values in the torch dtype that SB3 would make of a NumPy one."""
+    return values if dtype == np.float32 else values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
