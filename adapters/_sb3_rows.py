@@ -32,7 +32,6 @@ class RealRows:
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
         """Mirror nothing yet."""
         self.buffer, self.spec = buffer, spec
-        self.observation_size = spec.observation_dim * buffer.n_envs  # numbers in one step of all environments
         self.behind = 0  # positions of the ring that the mirror has not seen yet
         self._mirror = torch.empty(0, spec.dim, device=device)
         self._indices = IndexStream(derive_seed(seed, 10), device)

@@ -6,7 +6,6 @@ synthetic rows in. `SynthERCallback` logs what the generator does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -134,6 +133,7 @@ class SynthERBuffer(NStepReplayBuffer):
         )
         self.n_steps, self.gamma = n_steps, gamma
         self._unread = 0  # positions added since the source last looked
+        self._checked = False  # whether what is added has the shapes of the arrays
         self._real = RealRows(self, spec, seed, self.device)
         self.source: SyntheticSource = assemble_source(
             self._real,
@@ -164,13 +164,13 @@ class SynthERBuffer(NStepReplayBuffer):
             self._first_device: torch.device = resolve_device(get_device(device))
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """Add one transition per environment; see SB3."""
-        if len(reward) != self.n_envs:
-            raise ValueError(
-                f"n_envs: this buffer holds transitions of {self.n_envs} environments, got {len(reward)}; make the "
-                "model with as many environments as the buffer was made with"
-            )
-        self._check_shapes(obs, next_obs)
+        """Add one transition per environment; see SB3.
+
+        The first one after the buffer was made or loaded is held against its arrays: it may be another environment's.
+        """
+        if not self._checked:
+            self._check_shapes(obs, next_obs, action, reward)
+            self._checked = True
         super().add(obs, next_obs, action, reward, done, infos)
         self._unread += 1
 
@@ -248,14 +248,30 @@ class SynthERBuffer(NStepReplayBuffer):
         """By the environment's own method, which works on the host: a subclass may have changed it."""
         return torch.as_tensor(np.asarray(normalise(values.cpu().numpy()), np.float32), device=self.device)
 
-    def _check_shapes(self, obs: Any, next_obs: Any) -> None:
-        """NumPy would quietly broadcast what has too few columns."""
-        size = self._real.observation_size
-        if np.size(obs) != size or np.size(next_obs) != size:
+    def _check_shapes(self, obs: Any, next_obs: Any, action: Any, reward: Any) -> None:
+        """NumPy would quietly broadcast what has too few columns or environments."""
+        if np.size(reward) != self.n_envs:
             raise ValueError(
-                f"obs: this buffer holds observations of shape {self.obs_shape}, got arrays of shape {np.shape(obs)} "
-                f"and {np.shape(next_obs)}; make the model with the environment that the buffer was made with"
+                f"n_envs: this buffer holds transitions of {self.n_envs} environments, got {np.size(reward)}; make the "
+                "model with as many environments as the buffer was made with"
             )
+        expected = [("action", action, self.actions)]
+        for name, given in (("obs", obs), ("next_obs", next_obs)):
+            if isinstance(self.observations, dict):
+                given = given if isinstance(given, dict) else {}
+                expected += [(f"{name}[{k!r}]", given.get(k, ()), held) for k, held in self.observations.items()]
+            else:
+                expected.append((name, given, self.observations))
+        for name, given, held in expected:
+            if np.size(given) != held[0].size:
+                raise ValueError(
+                    f"{name}: this buffer holds arrays of shape {held.shape[1:]}, got {np.shape(given)}; make the "
+                    "model with the environment that the buffer was made with"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle takes along; who loads it may have another environment."""
+        return {**vars(self), "_checked": False}
 
 
 class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
@@ -275,13 +291,6 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
             return observations
         normalised = env.normalize_obs({key: values.cpu().numpy() for key, values in observations.items()})
         return {key: torch.as_tensor(values, device=self.device) for key, values in normalised.items()}
-
-    def _check_shapes(self, obs: Mapping[str, np.ndarray], next_obs: Mapping[str, np.ndarray]) -> None:
-        for name, values in (("obs", obs), ("next_obs", next_obs)):
-            for key, held in self.observations.items():
-                if key not in values or np.size(values[key]) != held[0].size:
-                    got = np.shape(values[key]) if key in values else "nothing"
-                    raise ValueError(f"{name}: expected {key!r} of shape {held.shape[1:]}, got {got}")
 
 
 class SynthERCallback(BaseCallback):

@@ -17,7 +17,7 @@ from synther_replay.checks import device_or_cpu
 
 _NUMBERS_PER_BLOCK = 65_536
 _SHUFFLES_PER_BLOCK = 64
-# Indices are scaled to the number of rows for so many draws at once: that number changes less often than we draw.
+# Indices are scaled to the number of rows for at most so many draws at once.
 _DRAWS_AHEAD = 32
 
 
@@ -63,12 +63,14 @@ class IndexStream(_Stream):
         self._block = torch.empty(0, dtype=torch.float64, device=device)
         self._ready: list[Tensor] = []  # the next draws of one count and range, the first one last
         self._ready_for = (0, 0)
+        self._taken = 0  # draws of that count and range so far
 
     def draw(self, count: int, high: int) -> Tensor:
         """`count` indices from 0 to `high` - 1."""
         if not self._ready or self._ready_for != (count, high):
             self._make_ready(count, high)
         self._cursor += count
+        self._taken += 1
         return self._ready.pop()
 
     def to(self, device: torch.device) -> None:
@@ -94,12 +96,15 @@ class IndexStream(_Stream):
         self._ready = []
 
     def _make_ready(self, count: int, high: int) -> None:
+        """Scale as many draws as the last range was good for: a buffer grows after each, or after twenty, or never."""
         if self._cursor + count > self._size:
             self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
-        draws = min(_DRAWS_AHEAD, (self._size - self._cursor) // count)
+        draws = min(_DRAWS_AHEAD, max(1, self._taken), (self._size - self._cursor) // count)
+        if self._ready_for != (count, high):
+            self._ready_for, self._taken = (count, high), 0
         numbers = self._block[self._cursor : self._cursor + draws * count]
-        self._ready = list((numbers * high).long().view(draws, count).unbind())[::-1]
-        self._ready_for = (count, high)
+        scaled = (numbers * high).long()
+        self._ready = [scaled] if draws == 1 else list(scaled.view(draws, count).unbind())[::-1]
 
 
 class ShuffleStream(_Stream):
