@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from synther_replay.adapters._sb3_rows import RealRows
-from synther_replay.assembly import assemble_source, resolve_seed
+from synther_replay.assembly import SourceOptions
 from synther_replay.checks import resolve_device, whole_number
 from synther_replay.config import GeneratorConfig
 from synther_replay.metrics import fidelity
@@ -120,7 +120,7 @@ class SynthERBuffer(NStepReplayBuffer):
                 f"optimize_memory_usage, expected 1, got {n_steps!r}"
             )
         spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
-        seed = resolve_seed(seed)
+        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         # Past NStepReplayBuffer's constructor, which refuses optimize_memory_usage for any number of steps.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,
@@ -134,17 +134,8 @@ class SynthERBuffer(NStepReplayBuffer):
         self.n_steps, self.gamma = n_steps, gamma
         self._unread = 0  # positions added since the source last looked
         self._checked = False  # whether what is added has the shapes of the arrays
-        self._real = RealRows(self, spec, seed, self.device)
-        self.source: SyntheticSource = assemble_source(
-            self._real,
-            spec,
-            device=self.device,
-            real_ratio=real_ratio,
-            generator=generator,
-            schedule=schedule,
-            synthetic_capacity=synthetic_capacity,
-            seed=seed,
-        )
+        self._real = RealRows(self, spec, options.seed, self.device)
+        self.source: SyntheticSource = options.build(self._real, spec, self.device)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""
