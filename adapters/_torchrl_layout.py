@@ -117,7 +117,7 @@ class Layout:
         if start != self.spec.dim:
             raise ValueError(f"data: expected {self.spec.dim} numbers per transition from the specs, got {start}")
         self._flags = [
-            (key, tuple(example.get(key).shape[1:]))
+            (key if len(key) > 1 else name, tuple(example.get(key).shape[1:]))
             for name in _FLAGS
             for key in ((name,), next_of(name))
             if key != next_of(keys.terminated) and example.get(key, None) is not None
@@ -139,12 +139,14 @@ class Layout:
             value = rows[:, entry.columns]
             if entry.classes:
                 value = torch.nn.functional.one_hot(value.long(), entry.classes)
-            found[entry.key] = value.reshape(-1, *entry.shape).to(entry.dtype)
-        terminated = found[next_of(self.keys.terminated)]
-        for key, shape in self._flags:
-            ends = key == next_of("done")  # a generated episode ends by the task alone
-            flag = terminated.clone() if ends else torch.zeros_like(terminated)
-            found[key if len(key) > 1 else key[0]] = flag.reshape(-1, *shape)
+            value = value if len(entry.shape) == 1 else value.reshape(-1, *entry.shape)
+            found[entry.key] = value.to(entry.dtype)
+        # A generated episode ends by the task alone, so `done` is `terminated`; all other flags are down.
+        flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
+        for flag, (key, shape) in zip(flags.unbind(), self._flags, strict=True):
+            if key == next_of("done"):
+                flag.copy_(rows[:, -1])
+            found[key] = flag.view(-1, *shape)
         return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
+from synther_replay.adapters._torchrl_rows import RealEntries, each, stored
 from synther_replay.assembly import SourceOptions
 from synther_replay.checkpoint import load_checkpoint
 from synther_replay.config import GeneratorConfig
 from synther_replay.protocols import Generator
 from synther_replay.schedule import RetrainSchedule
 from synther_replay.synthetic import SyntheticSource
-from synther_replay.transitions import Transitions
 
 _FILE = "synther.safetensors"  # beside the files of the real buffer
 
@@ -86,7 +85,7 @@ class SynthERReplayBuffer:
         self._wanted_device = device
         self._steps = len(real)  # transitions that the source has not counted
         self._entries: tuple[Key, ...] = ()  # of a batch
-        self._checked = self._warned = False
+        self._checked = False
         if self.real_ratio == 1.0:
             return
         if action_spec is None:
@@ -162,17 +161,16 @@ class SynthERReplayBuffer:
         self._count()
         drawn = source.draw(batch_size)
         if drawn is None:
-            real, info = self._sample_real(batch_size)
-            places = torch.arange(len(real))
-            return self._as_batch({key: real.get(key) for key in self._entries_of(real)}, places, info, return_info)
+            values, info = self._rows.sample(batch_size, self._batch_entries())
+            return self._as_batch(values, torch.arange(_length(values)), info, return_info)
         batch, places = drawn
-        values, info = self._transformed(batch.rows), {"index": torch.empty(0, dtype=torch.long)}
+        entries = self._transformed(batch.rows)
+        values, info = {key: entries[key] for key in self._batch_entries()}, {"index": torch.empty(0, dtype=torch.long)}
         if len(places):
-            real, info = self._sample_real(len(places))
-            places = places[: len(real)]  # fewer when the sampler runs out: synthetic rows keep the other places
-            values = {key: values[key] for key in self._entries_of(real)}
+            real, info = self._rows.sample(len(places), self._batch_entries())
+            places = places[: _length(real)]  # fewer when the sampler runs out: synthetic rows keep the other places
             for key, value in values.items():
-                value.index_copy_(0, places, real.get(key).to(value))
+                value.index_copy_(0, places, real[key].to(value))
         return self._as_batch(values, places, info, return_info)
 
     def __iter__(self) -> Iterator[Any]:
@@ -280,101 +278,52 @@ class SynthERReplayBuffer:
         if self.source is None:
             if not len(self.real):
                 raise ValueError("buffer: it is empty, add transitions before sampling")
-            self._layout = Layout(self._keys, _stored(self.real, slice(0, 1)), *self._specs)
+            self._layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
+            self._rows = RealEntries(self.real, self._layout)
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
-            real = _RealEntries(self.real, self._layout)
-            self.source = self._options.build(real, self._layout.spec, device)
+            self.source = self._options.build(self._rows, self._layout.spec, device)
             self.source.steps = 0
         return self.source
 
-    def _sample_real(self, count: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        if self._warned:
-            real, info = self.real.sample(count, return_info=True)
-        else:
-            with warnings.catch_warnings():  # about a batch size other than that of the constructor: it is meant so
-                warnings.filterwarnings("ignore", message="Got conflicting batch_sizes")
-                real, info = self.real.sample(count, return_info=True)
-            self._warned = count != self.real.batch_size
-        if len(real) > count:  # prefetched when all rows were real
-            real, info = real[:count], {key: _map(value, lambda v: v[:count]) for key, value in info.items()}
-        return real, info
-
-    def _transformed(self, rows: Tensor) -> dict[Key, Tensor]:
-        values = self._layout.unpack(rows)
+    def _transformed(self, rows: Tensor) -> dict[Any, Tensor]:
+        """The entries of synthetic rows after the transforms of the real buffer."""
+        values: dict[Any, Tensor] = self._layout.unpack(rows)
         if not len(self.real.transform):
             return values
         home = getattr(self.real.storage, "device", None) or rows.device  # where transforms keep their constants
-        data = self.real.transform(_tensordict(values, len(rows), rows.device).to(home)).to(rows.device)
-        entries: dict[Key, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
+        data = self.real.transform(TensorDict(values, [len(rows)], device=rows.device).to(home)).to(rows.device)
+        entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
         return entries
 
-    def _entries_of(self, real: TensorDictBase) -> tuple[Key, ...]:
+    def _batch_entries(self) -> tuple[Key, ...]:
         """The entries that real and synthetic rows have in common; the same in every batch."""
         if not self._entries:
-            example = self._transformed(self._layout.rows(_stored(self.real, slice(0, 1))))
-            self._entries = tuple(key for key in example if real.get(key, None) is not None)
+            synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
+            real = self.real[:1]
+            self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
         return self._entries
 
     def _as_batch(self, values: dict[Key, Tensor], places: Tensor, info: dict[str, Any], return_info: bool) -> Any:
         """Entries, which of them are synthetic, and what is known of the real ones at `places`."""
-        size = len(next(iter(values.values())))
+        size = _length(values)
         device = self._make_source().device
         places = places.to(device)
-        synthetic = torch.ones(size, dtype=torch.bool, device=device)
-        synthetic[places] = False
-        batch = {**values, "is_synthetic": synthetic}
-        mixed = {key: _map(value, lambda v, key=key: _filled(key, v, places, size)) for key, value in info.items()}
+        synthetic = torch.ones(size, dtype=torch.bool, device=device).index_fill_(0, places, 0)
+        batch: dict[Any, Any] = {**values, "is_synthetic": synthetic}
+        mixed = {key: each(value, lambda v, key=key: _filled(key, v, places, size)) for key, value in info.items()}
         if isinstance(self.real, TensorDictReplayBuffer):  # whose batches say where they come from
             for key, value in mixed.items():
                 batch[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
-        data = _tensordict(batch, size, device)
+        data = TensorDict(batch, batch_size=[size], device=device)
         return (data, mixed) if return_info else data
 
 
-class _RealEntries:
-    """The storage of a TorchRL buffer as transitions that a generator can learn from."""
-
-    def __init__(self, real: ReplayBuffer, layout: Layout) -> None:
-        self.real, self.layout = real, layout
-
-    def __len__(self) -> int:
-        return len(self.real)
-
-    def transitions(self) -> Transitions:
-        return Transitions(self.layout.spec, self.layout.rows(_stored(self.real, slice(None))))
-
-
-def _stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
-    """Data as they are stored, before any transform, ``(n,)``."""
-    data = real.storage[index]
-    if isinstance(data, list | tuple):
-        data = torch.stack(list(data))
-    if not isinstance(data, TensorDictBase):
-        raise TypeError(f"real: expected a buffer of TensorDicts, got one of {type(data).__name__}")
-    return data.reshape(-1) if real.storage.ndim > 1 else data
-
-
-def _tensordict(values: dict[Key, Tensor], size: int, device: torch.device) -> TensorDict:
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *path, last = (key,) if isinstance(key, str) else key
-        inner = nested
-        for name in path:
-            inner = inner.setdefault(name, {})
-        inner[last] = value
-    return TensorDict(nested, batch_size=[size], device=device)
-
-
-def _map(value: Any, function: Any) -> Any:
-    """Apply to a tensor or a tuple of tensors; anything else tells nothing of single rows."""
-    if isinstance(value, tuple):
-        return tuple(function(part) for part in value)
-    return function(value) if isinstance(value, Tensor) and value.ndim else value
+def _length(values: dict[Key, Tensor]) -> int:
+    return len(next(iter(values.values())))
 
 
 def _filled(name: str, real: Tensor, places: Tensor, size: int) -> Tensor:
     """What is known of the real rows among what holds for synthetic ones: index -1, weight 1."""
     filler = -1 if "index" in name else 1 if "weight" in name else 0
     filled = torch.full((size, *real.shape[1:]), filler, dtype=real.dtype, device=places.device)
-    filled[places[: len(real)]] = real.to(places.device)
-    return filled
+    return filled.index_copy_(0, places[: len(real)], real.to(places.device))
