@@ -1,6 +1,6 @@
-"""How fast the core is: training step, generation, buffer, refit, metrics; beside the published code if at hand.
+"""How fast the core is: training step, generation, buffer, refit, metrics, adapters; beside the peers at hand.
 
-    python benchmarks/throughput.py --out benchmarks/results/throughput.json
+    python benchmarks/throughput.py --corl path/to/CORL --out benchmarks/results/throughput.json
     python benchmarks/throughput.py --reference path/to/SynthER --out benchmarks/results/throughput-h200.json
 
 All times exclude warm-up (first calls compile and capture; that is reported on its own). On a CPU the sizes are
@@ -19,6 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from overhead import overhead
 from reference import PublishedDiffusion
 from reporting import markdown_table, origin, seconds, synchronise, write_json
 
@@ -178,8 +179,8 @@ def _repeat(work: Callable[[], Any], count: int) -> Callable[[], None]:
     return run
 
 
-def measure(device: torch.device, reference: Path | None) -> dict[str, dict[str, Any]]:
-    """Run every measurement that fits the device."""
+def measure(device: torch.device, reference: Path | None, corl: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Run every measurement that fits the device and what is installed."""
     published = None
     if reference is not None:
         published = PublishedDiffusion(reference, toy_transitions(100_000, torch.device("cpu")).rows)
@@ -193,7 +194,7 @@ def measure(device: torch.device, reference: Path | None) -> dict[str, dict[str,
     suite.generation(suite.fast_name, suite.fast)
     suite.refit()
     suite.metrics()
-    return suite.results
+    return suite.results | overhead(device, corl)
 
 
 def main() -> None:
@@ -201,10 +202,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--reference", type=Path, help="checkout of the published SynthER code, timed in the same run")
+    parser.add_argument("--corl", type=Path, help="checkout of CORL, whose buffer is then compared with ours")
     parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args()
     device = resolve_device(args.device)
-    results = measure(device, args.reference)
+    results = measure(device, args.reference, args.corl)
     rows = [[name, key, value] for name, entry in results.items() for key, value in entry.items()]
     print(markdown_table(("measurement", "figure", "value"), rows))
     if args.out:

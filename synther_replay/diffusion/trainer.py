@@ -149,7 +149,10 @@ class StackTrainer:
                 rng = generator_for(self.device, self.seed, 3, self.fits)
                 rows = held_out.to(self.device)
                 examination = HeldOutProblems(rows, plan.batch_size, rng=rng, **self._network())
-            return self._loop(plan, examination, on_progress)
+            try:
+                return self._loop(plan, examination, on_progress)
+            finally:
+                self._let_go()
 
     def weights(self) -> Tensor:
         """The averaged weights in the type in which the network computes, ``(M, P)``."""
@@ -254,14 +257,22 @@ class StackTrainer:
     # ----------------------------------------------------------------- block
 
     def _hold(self, train: Tensor) -> None:
-        """Copy the rows to where the captured graph reads them; regrow by doubling, so that it is seldom captured."""
+        """Put the rows where a captured graph reads them; regrow by doubling, so that it is seldom captured."""
         n = train.shape[1]
+        self.rows_used.fill_(n)
+        if self.device.type != "cuda":
+            self.data = train.to(self.device).contiguous()
+            return
         if n > self.data.shape[1]:
             size = (self.stack, 1 << (n - 1).bit_length(), self.shape.dim)
             self.data = torch.empty(size, dtype=torch.float32, device=self.device)
             self._captured_for = None
         self.data[:, :n] = train
-        self.rows_used.fill_(n)
+
+    def _let_go(self) -> None:
+        """Between two fits only a captured graph needs the rows."""
+        if self.device.type != "cuda":
+            self.data = self.data.new_empty(self.stack, 0, self.shape.dim)
 
     def _prepare_block(self, batch_size: int) -> None:
         key = (batch_size, self.data.shape[1])
