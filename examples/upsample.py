@@ -13,15 +13,12 @@ import time
 from pathlib import Path
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
 import torch
+from plotting import draw_marginals
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.metrics import fidelity
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # after the choice of the backend
 
 
 def collect(env: gym.Env, count: int, seed: int) -> Transitions:
@@ -39,25 +36,6 @@ def collect(env: gym.Env, count: int, seed: int) -> Transitions:
         observation = env.reset()[0] if terminated or truncated else following
     spec = TransitionSpec.from_spaces(env.observation_space, env.action_space)
     return Transitions.from_arrays(spec, *(np.stack(column) for column in zip(*rows, strict=True)))
-
-
-def draw_marginals(real: Transitions, synthetic: Transitions, path: Path) -> None:
-    """One histogram per column, real against synthetic."""
-    names = ["cos", "sin", "speed", "torque", "reward", "next cos", "next sin", "next speed"]
-    figure, axes = plt.subplots(2, 4, figsize=(14, 6))
-    for k, (name, axis) in enumerate(zip(names, axes.flat, strict=True)):
-        values = [rows.rows[:, k].cpu().numpy() for rows in (real, synthetic)]
-        bins = np.linspace(min(v.min() for v in values), max(v.max() for v in values), 50)
-        axis.hist(values[0], bins, density=True, alpha=0.6, color="tab:orange", label=f"real ({len(real):,})")
-        axis.hist(
-            values[1], bins, density=True, histtype="step", color="tab:blue", label=f"synthetic ({len(synthetic):,})"
-        )
-        axis.set_title(name)
-        axis.set_yticks([])
-    axes.flat[0].legend()
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
