@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer, TensorStorage
 from torchrl.data.replay_buffers.storages import _get_default_collate
@@ -29,6 +29,8 @@ class RealEntries:
     def __init__(self, real: ReplayBuffer, layout: Layout) -> None:
         """Look at how the buffer draws its rows."""
         self.real, self.layout = real, layout
+        self._tensors: dict[Key, Tensor] = {}
+        self._tensors_of: Any = None
         # Where nothing stands between the storage and a batch, reading just the entries that are wanted takes a third
         # of the time of `sample`. A buffer of another kind, or with options that change its rows, is asked itself.
         self._plain = (
@@ -51,19 +53,52 @@ class RealEntries:
 
     def sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         """Entries of `count` transitions by the buffer's own rule, and what its sampler tells of them."""
-        real = self.real
-        if self._plain and not len(real.transform):
-            with real._replay_lock, real._write_lock:
-                index, info = real.sampler.sample(real.storage, count)
-                held = real.storage._storage
-                there = index.to(held.device) if held.device is not None else index
-                return {key: held.get(key).index_select(0, there) for key in entries}, {**info, "index": index}
+        if self._is_plain():
+            index, info, held = self._draw(count)
+            return {key: held[key].index_select(0, index) for key in entries}, info
         with warnings.catch_warnings():  # half a batch has another size than the buffer was made for
             warnings.filterwarnings("ignore", message="Got conflicting batch_sizes")
-            data, info = real.sample(count, return_info=True)
+            data, info = self.real.sample(count, return_info=True)
         if len(data) > count:  # fetched ahead when all rows were real
             data, info = data[:count], {key: each(value, lambda v: v[:count]) for key, value in info.items()}
         return {key: data.get(key) for key in entries}, info
+
+    def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> tuple[dict[Key, Tensor], Tensor, Info]:
+        """A batch of synthetic entries with real ones at `places`; also the places that were filled, and the info."""
+        if self._is_plain() and self.real.storage.device == places.device:
+            # Whole batches from the storage, of which the real places count: fewer operations than index by index.
+            index, info, held = self._draw(len(places))
+            size = len(next(iter(synthetic.values())))
+            everywhere = torch.full((size,), -1, device=index.device).index_copy_(0, places, index)
+            is_real, everywhere = everywhere >= 0, everywhere.clamp_(min=0)
+            mixed = {
+                key: torch.where(
+                    is_real.view(-1, *[1] * (value.ndim - 1)), held[key].index_select(0, everywhere), value
+                )
+                for key, value in synthetic.items()
+            }
+            return mixed, places, info
+        real, info = self.sample(len(places), list(synthetic))
+        places = places[: len(next(iter(real.values())))]  # fewer rows than asked when the sampler runs out
+        return {key: v.index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
+
+    def _is_plain(self) -> bool:
+        return self._plain and not len(self.real.transform)
+
+    def _draw(self, count: int) -> tuple[Tensor, Info, dict[Key, Tensor]]:
+        """Indices on the device of the storage, what the sampler tells of them, and the tensors that they are of."""
+        real = self.real
+        with real._replay_lock, real._write_lock:
+            index, info = real.sampler.sample(real.storage, count)
+        data = real.storage._storage
+        if self._tensors_of is not data:  # looking entries up by nested keys takes as long as reading them
+            self._tensors, self._tensors_of = {key: data.get(key) for key in data.keys(True, True)}, data
+        index = index if data.device is None else index.to(data.device)
+        return index, {**info, "index": index}, self._tensors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: not the tensors of the storage a second time."""
+        return {**vars(self), "_tensors": {}, "_tensors_of": None}
 
 
 def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
@@ -74,6 +109,23 @@ def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
     if not isinstance(data, TensorDictBase):
         raise TypeError(f"real: expected a buffer of TensorDicts, got one of {type(data).__name__}")
     return data.reshape(-1) if real.storage.ndim > 1 else data
+
+
+def as_tensordict(values: dict[Key, Tensor], size: int, device: torch.device) -> TensorDict:
+    """Entries ``(size, ...)`` as a TensorDict; built without its checks, which take longer than drawing the rows."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *path, last = (key,) if isinstance(key, str) else key
+        inner = nested
+        for name in path:
+            inner = inner.setdefault(name, {})
+        inner[last] = value.to(device)
+
+    def unchecked(entries: dict[str, Any]) -> TensorDict:
+        source = {name: unchecked(entry) if isinstance(entry, dict) else entry for name, entry in entries.items()}
+        return TensorDict._new_unsafe(source=source, batch_size=torch.Size([size]), device=device)
+
+    return unchecked(nested)
 
 
 def each(value: Any, function: Any) -> Any:

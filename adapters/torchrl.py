@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
-from synther_replay.adapters._torchrl_rows import RealEntries, each, stored
+from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, stored
 from synther_replay.assembly import SourceOptions
 from synther_replay.checkpoint import load_checkpoint
 from synther_replay.config import GeneratorConfig
@@ -164,13 +164,10 @@ class SynthERReplayBuffer:
             values, info = self._rows.sample(batch_size, self._batch_entries())
             return self._as_batch(values, torch.arange(_length(values)), info, return_info)
         batch, places = drawn
-        entries = self._transformed(batch.rows)
-        values, info = {key: entries[key] for key in self._batch_entries()}, {"index": torch.empty(0, dtype=torch.long)}
+        synthetic = self._transformed(batch.rows)
+        values, info = {key: synthetic[key] for key in self._batch_entries()}, {"index": places[:0]}
         if len(places):
-            real, info = self._rows.sample(len(places), self._batch_entries())
-            places = places[: _length(real)]  # fewer when the sampler runs out: synthetic rows keep the other places
-            for key, value in values.items():
-                value.index_copy_(0, places, real[key].to(value))
+            values, places, info = self._rows.mix_into(values, places)
         return self._as_batch(values, places, info, return_info)
 
     def __iter__(self) -> Iterator[Any]:
@@ -291,7 +288,7 @@ class SynthERReplayBuffer:
         if not len(self.real.transform):
             return values
         home = getattr(self.real.storage, "device", None) or rows.device  # where transforms keep their constants
-        data = self.real.transform(TensorDict(values, [len(rows)], device=rows.device).to(home)).to(rows.device)
+        data = self.real.transform(as_tensordict(values, len(rows), rows.device).to(home)).to(rows.device)
         entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
         return entries
 
@@ -314,7 +311,7 @@ class SynthERReplayBuffer:
         if isinstance(self.real, TensorDictReplayBuffer):  # whose batches say where they come from
             for key, value in mixed.items():
                 batch[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
-        data = TensorDict(batch, batch_size=[size], device=device)
+        data = as_tensordict(batch, size, device)
         return (data, mixed) if return_info else data
 
 
