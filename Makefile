@@ -12,17 +12,17 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test lint clean
 
 help:
-	@echo "make demo    set up $(VENV) and run examples/upsample.py"
+	@echo "make demo    set up $(VENV) and run examples/sb3_pendulum.py: SAC with and without synthetic replay"
 	@echo "make test    set up $(VENV), then lint, types and tests"
 	@echo "make lint    set up $(VENV), then lint and types only"
 	@echo "make clean   remove $(VENV), build products and caches"
 	@echo
 	@echo "PYTHON=python3.12    the Python that makes $(VENV) (at least 3.11)"
-	@echo "EXTRAS=all           what to install, for example all frameworks (now: $(EXTRAS))"
+	@echo "EXTRAS=all           what to install, for example the simulators of the benchmarks (now: $(EXTRAS))"
 	@echo "PYTEST_ARGS='-n 2'   further arguments for pytest"
 
 demo: $(STAMP)
-	$(BIN)/python examples/upsample.py
+	$(BIN)/python examples/sb3_pendulum.py
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -65,7 +65,3 @@ class SourceOptions:
             device=device,
             seed=self.seed,
         )
-
-
-def assemble_source(real, spec, *, device, **options):  # type: ignore[no-untyped-def]
-    return SourceOptions(**options).build(real, spec, device)

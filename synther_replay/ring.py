@@ -73,6 +73,13 @@ class RingBuffer:
             raise ValueError("buffer: it is empty, add transitions before sampling")
         return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
 
+    def rows_at(self, places: Tensor) -> Tensor:
+        """A copy of the rows at these places, ``(n, dim)``, for those who draw by a rule of their own.
+
+        Rows are put at places 0, 1, ... in the order in which they are added; after the last place comes the first.
+        """
+        return self._rows[: self._size].index_select(0, places)
+
     def transitions(self) -> Transitions:
         """All transitions, oldest first."""
         held = self._rows[: self._size]

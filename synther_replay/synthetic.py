@@ -144,10 +144,26 @@ class SyntheticSource:
         return self.refresh() if enough else None
 
     def refresh(self) -> RefreshReport | None:
+        """`refit`, for the middle of a run: where that fails for want of luck or memory, warn and go on as before.
+
+        A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; any other error,
+        and an interrupt, is passed on.
+        """
+        try:
+            return self.refit()
+        except (RuntimeError, MemoryError) as error:
+            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
+                raise
+            warnings.warn(f"refresh failed, {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
+            return None
+
+    def refit(self, rows: int | None = None) -> RefreshReport:
         """Refit the generator to the real transitions and replace the synthetic ones in one step.
 
-        A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; an interrupt is
-        passed on. In every case of failure generator and store are as before.
+        Whatever is raised, generator and store are as before.
+
+        Args:
+            rows: How many to generate, as far as the capacity allows; None as the schedule says.
         """
         self._last_attempt = self.steps
         before = self.generator.state_dict() if isinstance(self.generator, Stateful) else None
@@ -155,8 +171,7 @@ class SyntheticSource:
             begun = time.monotonic()
             fit = self.generator.fit(self.real.transitions())
             fitted = time.monotonic()
-            fresh = self.generator.sample(min(self.schedule.rows, self.store.capacity))
-            self._check_generated(fresh)
+            fresh = self.generate(min(rows or self.schedule.rows, self.store.capacity))
             self.store.replace(fresh)
         except BaseException as error:
             if before is not None and isinstance(self.generator, Stateful):
@@ -164,17 +179,19 @@ class SyntheticSource:
                 self.generator.load_state_dict(before)
                 if rejected is not None:  # what was rejected stays counted
                     self.generator.rejected = rejected  # type: ignore[attr-defined]
-            kept = f"keeping the previous model and {len(self.store)} synthetic rows"
-            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
-                logger.warning("refresh interrupted by %s: %s", type(error).__name__, kept)
-                raise
-            warnings.warn(f"refresh failed, {kept}: {error}", RuntimeWarning, stacklevel=2)
-            return None
+            logger.warning("refit ended by %s, %s", type(error).__name__, self._kept())
+            raise
         self.refreshes += 1
         ended = time.monotonic()
         self.last_refresh = RefreshReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
         logger.info("refresh %d at step %d: %s", self.refreshes, self.steps, self.last_refresh)
         return self.last_refresh
+
+    def generate(self, rows: int) -> Transitions:
+        """New rows of the model as it is, checked: whatever the generator, only what could be real gets through."""
+        fresh = self.generator.sample(rows)
+        self._check_generated(fresh)
+        return fresh
 
     def to(self, device: torch.device | str) -> Self:
         """Move synthetic rows and batches to another device, and the generator where it can move."""
@@ -240,8 +257,10 @@ class SyntheticSource:
             "shuffles": self._shuffles,
         }
 
+    def _kept(self) -> str:
+        return f"keeping the previous model and {len(self.store)} synthetic rows"
+
     def _check_generated(self, fresh: Transitions) -> None:
-        """Whatever the generator is, only rows that could be real get into the store."""
         if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
             raise TypeError(
                 f"generator: its sample gave no transitions of this buffer's spec, but {type(fresh).__name__}"
