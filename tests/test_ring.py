@@ -168,6 +168,24 @@ def test_same_seed_gives_the_same_samples_and_another_seed_others(filled):
     assert not torch.equal(first, filled([10], seed=2).sample(30).rows)
 
 
+@pytest.mark.parametrize("sizes", [[4], [10], [7, 6]])
+def test_rows_at_gives_the_transition_of_each_place(filled, spec, sizes):
+    ring, held = filled(sizes), {}
+    for number in range(sum(sizes)):
+        held[number % 10] = number
+    places = torch.tensor([3, 0, 2, 3])
+    rows = ring.rows_at(places)
+    assert rows[:, spec.rewards.start].tolist() == [held[place] for place in places.tolist()]
+    rows.fill_(99)
+    assert not (ring.transitions().rows == 99).any()
+
+
+@pytest.mark.parametrize("place", [4, -1])
+def test_rows_at_places_that_hold_nothing_are_refused(filled, place):
+    with pytest.raises(IndexError):
+        filled([4]).rows_at(torch.tensor([0, place]))
+
+
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
