@@ -6,14 +6,51 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here():
+    programs = {path.name for path in (ROOT / "examples").glob("*.py")} - {"plotting.py"}
+    assert all(f"examples/{name}" in Path(__file__).read_text() for name in programs), programs
 
 
 def test_upsample_prints_its_table_and_draws_its_picture(tmp_path):
     picture = tmp_path / "marginals.png"
-    command = [sys.executable, "examples/upsample.py", "--rows", "300", "--steps", "30", "--out", str(picture)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=ENVIRONMENT)
-    assert "generated 3,000 transitions" in done.stdout
-    assert "marginal" in done.stdout
-    assert "memorisation" in done.stdout
+    printed = run("examples/upsample.py", "--rows", "300", "--steps", "30", "--out", str(picture))
+    assert "generated 3,000 transitions" in printed
+    assert "marginal" in printed
+    assert "memorisation" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_compares_both_buffers_and_draws_both_pictures(tmp_path):
+    budget = ("--steps", "402", "--every", "201", "--seeds", "1", "--updates", "1", "--jobs", "1")
+    printed = run("examples/sb3_pendulum.py", *budget, "--out", str(tmp_path))
+    assert printed.count("SAC + SynthER  seed") == 2
+    assert "| steps | SAC | SAC + SynthER |" in printed
+    assert "| 402 | -" in printed
+    assert "marginal " in printed  # so a refit took place
+    for name in ("curves.png", "marginals.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_torchrl_loop_refits_and_learns():
+    printed = run("examples/torchrl_sac.py", "--steps", "500", "--refit", "300", "--updates", "1")
+    assert "step    500  return" in printed
+    assert "500 real, 20000 synthetic" in printed
+    assert "refreshes=1" in printed
+
+
+def test_the_corl_loop_learns_from_real_and_from_upsampled_data():
+    printed = run("examples/corl_offline.py", "--rows", "100", "--upsample", "200", "--steps", "20", "--updates", "5")
+    assert printed.count("return") >= 2
+    assert "real data" in printed
+    assert "upsampled data" in printed
