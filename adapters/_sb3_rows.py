@@ -23,7 +23,7 @@ class RealRows:
     on with the same rows wherever it is continued.
 
     Args:
-        buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`.
+        buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`, with a count `added` of the positions ever filled.
         spec: Layout of the rows.
         seed: Of the sampling order.
         device: Where sampled rows are wanted.
@@ -32,7 +32,7 @@ class RealRows:
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
         """Mirror nothing yet."""
         self.buffer, self.spec = buffer, spec
-        self.behind = 0  # positions of the ring that the mirror has not seen yet
+        self._seen = 0  # of the positions ever filled, those that the mirror has
         self._mirror = torch.empty(0, spec.dim, device=device)
         self._indices = IndexStream(derive_seed(seed, 10), device)
 
@@ -79,7 +79,6 @@ class RealRows:
     def forget(self) -> None:
         """Mirror everything anew."""
         self._mirror = torch.empty(0, self.spec.dim, device=self.device)
-        self.behind = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and deepcopy take along: SB3's arrays say all that the mirror says."""
@@ -113,11 +112,12 @@ class RealRows:
         if len(self._mirror) < len(self):
             size = min(buffer.buffer_size * buffer.n_envs, max(1024, 1 << (len(self) - 1).bit_length()))
             self._mirror = torch.empty(size, self.spec.dim, device=self.device)
-            self.behind = buffer.size()
-        if self.behind:
-            positions = np.arange(buffer.pos - min(self.behind, buffer.size()), buffer.pos) % buffer.buffer_size
+            self._seen = buffer.added - buffer.size()
+        behind = min(buffer.added - self._seen, buffer.size())
+        if behind:
+            positions = np.arange(buffer.pos - behind, buffer.pos) % buffer.buffer_size
             index = (positions[:, None] * buffer.n_envs + np.arange(buffer.n_envs)).reshape(-1)
             fresh = torch.from_numpy(self._gather(index)).to(self.device)
             self._mirror.index_copy_(0, torch.from_numpy(index).to(self.device), fresh)
-            self.behind = 0
+            self._seen = buffer.added
         return self._mirror

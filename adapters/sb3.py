@@ -132,7 +132,8 @@ class SynthERBuffer(NStepReplayBuffer):
             handle_timeout_termination,
         )
         self.n_steps, self.gamma = n_steps, gamma
-        self._unread = 0  # positions added since the source last looked
+        self.added = 0  # positions of the ring that were ever filled
+        self._counted = 0  # those of them that the source knows of
         self._checked = False  # whether what is added has the shapes of the arrays
         self._real = RealRows(self, spec, options.seed, self.device)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
@@ -163,7 +164,7 @@ class SynthERBuffer(NStepReplayBuffer):
             self._check_shapes(obs, next_obs, action, reward)
             self._checked = True
         super().add(obs, next_obs, action, reward, done, infos)
-        self._unread += 1
+        self.added += 1
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """A batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
@@ -171,10 +172,8 @@ class SynthERBuffer(NStepReplayBuffer):
         Synthetic rows go through `env`'s normalisation as the real ones do.
         """
         source = self.source
-        if self._unread:
-            source.steps += self._unread * self.n_envs
-            self._real.behind += self._unread
-            self._unread = 0
+        source.steps += (self.added - self._counted) * self.n_envs
+        self._counted = self.added
         if source.real_ratio == 1.0:
             return super().sample(batch_size, env)
         if not len(self._real):
@@ -219,7 +218,7 @@ class SynthERBuffer(NStepReplayBuffer):
         spec = self.source.spec
         rewards = rows[:, spec.rewards]
         if env is not None:
-            rewards = self._normalised(rewards, env.normalize_reward)
+            rewards = self._on_host(rewards, lambda values: env.normalize_reward(values).astype(np.float32))
         return self._samples_type()(
             observations=self._as_observations(rows[:, spec.observations], env),
             actions=_cast(rows[:, spec.actions], self.actions.dtype),
@@ -233,11 +232,11 @@ class SynthERBuffer(NStepReplayBuffer):
 
     def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> Any:
         observations = _cast(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
-        return observations if env is None else self._normalised(observations, env.normalize_obs)
+        return observations if env is None else self._on_host(observations, env.normalize_obs)
 
-    def _normalised(self, values: Tensor, normalise: Any) -> Tensor:
-        """By the environment's own method, which works on the host: a subclass may have changed it."""
-        return torch.as_tensor(np.asarray(normalise(values.cpu().numpy()), np.float32), device=self.device)
+    def _on_host(self, values: Tensor, normalise: Any) -> Tensor:
+        """Normalise by the environment's own method, which takes arrays: a subclass may have changed it."""
+        return torch.as_tensor(normalise(values.cpu().numpy()), device=self.device)
 
     def _check_shapes(self, obs: Any, next_obs: Any, action: Any, reward: Any) -> None:
         """NumPy would quietly broadcast what has too few columns or environments."""
