@@ -96,21 +96,23 @@ class Layout:
         if example.ndim != 1:
             raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
         self.keys = keys
+        specs = {key: _entry_spec(observation_spec, key, "observation_spec") for key in keys.observations}
+        specs[keys.action] = _entry_spec(action_spec, keys.action, "action_spec")
         spaces_of = {
-            key: _space(_entry_spec(observation_spec, key), example.get(key), f"observation_spec[{key!r}]")
-            for key in keys.observations
+            key: _space(spec, example.get(key), "action_spec" if key == keys.action else f"observation_spec[{key!r}]")
+            for key, spec in specs.items()
         }
-        spaces_of[keys.action] = _space(_entry_spec(action_spec, keys.action), example.get(keys.action), "action_spec")
         named = {key if isinstance(key, str) else ".".join(key): spaces_of[key] for key in keys.observations}
         observation_space = spaces.Dict(named) if len(named) > 1 else next(iter(named.values()))
         self.spec = TransitionSpec.from_spaces(observation_space, spaces_of[keys.action])
-        one_hot = _entry_spec(action_spec, keys.action)
+        one_hot = {key for key, spec in specs.items() if type(spec) is OneHot}
+        one_hot |= {next_of(key) for key in one_hot}
         self.entries: list[_Entry] = []
         start = 0
         for key in keys.columns():
             value = example.get(key)
             shape = tuple(value.shape[1:])
-            classes = shape[-1] if key == keys.action and type(one_hot) is OneHot else 0
+            classes = shape[-1] if key in one_hot else 0
             width = 1 if classes else math.prod(shape)
             self.entries.append(_Entry(key, slice(start, start + width), shape, value.dtype, classes))
             start += width
@@ -138,8 +140,9 @@ class Layout:
         for entry in self.entries:
             value = rows[:, entry.columns]
             if entry.classes:
-                value = torch.nn.functional.one_hot(value.long(), entry.classes)
-            value = value if len(entry.shape) == 1 else value.reshape(-1, *entry.shape)
+                value = torch.nn.functional.one_hot(value[:, 0].long(), entry.classes)
+            elif len(entry.shape) != 1:
+                value = value.reshape(-1, *entry.shape)
             found[entry.key] = value.to(entry.dtype)
         # A generated episode ends by the task alone, so `done` is `terminated`; all other flags are down.
         flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
@@ -150,9 +153,13 @@ class Layout:
         return found
 
 
-def _entry_spec(spec: Any, key: Key) -> Any:
+def _entry_spec(spec: Any, key: Key, name: str) -> Any:
     """The spec of one entry, out of a composite one."""
-    return spec[key] if isinstance(spec, Composite) else spec
+    if not isinstance(spec, Composite):
+        return spec
+    if key not in spec.keys(True, True):
+        raise ValueError(f"{name}: expected one with an entry {key!r}, got {sorted(map(str, spec.keys(True, True)))}")
+    return spec[key]
 
 
 def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
@@ -164,6 +171,8 @@ def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
         if example.dtype in (torch.bool, torch.uint8):
             return spaces.MultiBinary(shape) if example.dtype == torch.bool else spaces.Box(0, 255, shape, np.uint8)
         raise ValueError(f"{name}: needed for the bounds of {example.dtype} values, for example env.observation_spec")
+    if shape != tuple(spec.shape)[len(spec.shape) - len(shape) :]:  # an environment may have leading axes of its own
+        raise ValueError(f"{name}: expected one of values of shape {shape}, as in the data, got {tuple(spec.shape)}")
     if type(spec) is OneHot:
         return spaces.Discrete(int(spec.space.n))
     if isinstance(spec, MultiOneHot):
@@ -176,7 +185,7 @@ def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
         return spaces.Discrete(int(spec.space.n)) if math.prod(shape) == 1 else _categories(int(spec.space.n), shape)
     if isinstance(spec, Bounded | Unbounded):
         low, high = (bound.expand(*spec.shape).cpu().numpy() for bound in (spec.space.low, spec.space.high))
-        # An environment with a batch of its own has leading axes in its specs: all the same, so the first will do.
+        # bounds are the same along leading axes, so the first will do
         low, high = (bound.reshape(-1, *shape)[0] for bound in (low, high))
         if isinstance(spec, Unbounded) and example.dtype.is_floating_point:
             low, high = np.full(shape, -np.inf), np.full(shape, np.inf)

@@ -30,7 +30,6 @@ class RealEntries:
         """Look at how the buffer draws its rows."""
         self.real, self.layout = real, layout
         self._tensors: dict[Key, Tensor] = {}
-        self._tensors_of: Any = None
         # Where nothing stands between the storage and a batch, reading just the entries that are wanted takes a third
         # of the time of `sample`. A buffer of another kind, or with options that change its rows, is asked itself.
         self._plain = (
@@ -54,51 +53,62 @@ class RealEntries:
     def sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         """Entries of `count` transitions by the buffer's own rule, and what its sampler tells of them."""
         if self._is_plain():
-            index, info, held = self._draw(count)
-            return {key: held[key].index_select(0, index) for key in entries}, info
+            with self.real._replay_lock, self.real._write_lock:
+                index, info, held = self._draw(count)
+                return {key: held[key].index_select(0, index) for key in entries}, info
+        drawn = [self._ask(count, entries)]
+        while (rows := sum(length(values) for values, _ in drawn)) < count and not self.real.sampler.ran_out:
+            drawn.append(self._ask(count - rows, entries))  # what came was fetched ahead, when fewer were wanted
+        values = {key: _join([values[key] for values, _ in drawn], count) for key in entries}
+        return values, {key: _join([info[key] for _, info in drawn], count) for key in drawn[0][1]}
+
+    def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> tuple[dict[Key, Tensor], Tensor, Info]:
+        """A batch of synthetic entries with real ones at `places`; also the places that were filled, and the info.
+
+        These are fewer when the sampler runs out of rows: synthetic ones then keep the other places.
+        """
+        if self._is_plain() and self._tensors_here(places.device):
+            # Whole batches from the storage, of which the real places count: fewer operations than index by index.
+            with self.real._replay_lock, self.real._write_lock:
+                index, info, held = self._draw(len(places))
+                places = places[: len(index)]
+                numbers = torch.full((length(synthetic),), -1, device=index.device).index_copy_(0, places, index)
+                is_real, numbers = numbers >= 0, numbers.clamp_(min=0)
+                mixed = {
+                    key: torch.where(is_real.view(-1, *[1] * (v.ndim - 1)), held[key].index_select(0, numbers), v)
+                    for key, v in synthetic.items()
+                }
+            return mixed, places, info
+        real, info = self.sample(len(places), list(synthetic))
+        places = places[: length(real)]
+        return {key: v.index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
+
+    def _ask(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         with warnings.catch_warnings():  # half a batch has another size than the buffer was made for
             warnings.filterwarnings("ignore", message="Got conflicting batch_sizes")
             data, info = self.real.sample(count, return_info=True)
-        if len(data) > count:  # fetched ahead when all rows were real
-            data, info = data[:count], {key: each(value, lambda v: v[:count]) for key, value in info.items()}
-        return {key: data.get(key) for key in entries}, info
-
-    def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> tuple[dict[Key, Tensor], Tensor, Info]:
-        """A batch of synthetic entries with real ones at `places`; also the places that were filled, and the info."""
-        if self._is_plain() and self.real.storage.device == places.device:
-            # Whole batches from the storage, of which the real places count: fewer operations than index by index.
-            index, info, held = self._draw(len(places))
-            size = len(next(iter(synthetic.values())))
-            everywhere = torch.full((size,), -1, device=index.device).index_copy_(0, places, index)
-            is_real, everywhere = everywhere >= 0, everywhere.clamp_(min=0)
-            mixed = {
-                key: torch.where(
-                    is_real.view(-1, *[1] * (value.ndim - 1)), held[key].index_select(0, everywhere), value
-                )
-                for key, value in synthetic.items()
-            }
-            return mixed, places, info
-        real, info = self.sample(len(places), list(synthetic))
-        places = places[: len(next(iter(real.values())))]  # fewer rows than asked when the sampler runs out
-        return {key: v.index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
+        return {key: data.get(key) for key in entries}, _with_axis(info)
 
     def _is_plain(self) -> bool:
-        return self._plain and not len(self.real.transform)
+        return self._plain and not len(self.real.transform) and not getattr(self.real, "_service_shutdown", False)
+
+    def _tensors_here(self, device: torch.device) -> bool:
+        """Whether the storage is on this device; also looks its tensors up, which takes as long as reading them."""
+        data, probe = self.real.storage._storage, self.layout.keys.action
+        if data.get(probe) is not self._tensors.get(probe):
+            self._tensors = {key: data.get(key) for key in data.keys(True, True)}
+        return self._tensors[probe].device == device
 
     def _draw(self, count: int) -> tuple[Tensor, Info, dict[Key, Tensor]]:
         """Indices on the device of the storage, what the sampler tells of them, and the tensors that they are of."""
-        real = self.real
-        with real._replay_lock, real._write_lock:
-            index, info = real.sampler.sample(real.storage, count)
-        data = real.storage._storage
-        if self._tensors_of is not data:  # looking entries up by nested keys takes as long as reading them
-            self._tensors, self._tensors_of = {key: data.get(key) for key in data.keys(True, True)}, data
-        index = index if data.device is None else index.to(data.device)
-        return index, {**info, "index": index}, self._tensors
+        index, info = self.real.sampler.sample(self.real.storage, count)
+        self._tensors_here(index.device)
+        index = index.to(self._tensors[self.layout.keys.action].device)
+        return index, {**_with_axis(info), "index": index}, self._tensors
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and deepcopy take along: not the tensors of the storage a second time."""
-        return {**vars(self), "_tensors": {}, "_tensors_of": None}
+        return {**vars(self), "_tensors": {}}
 
 
 def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
@@ -132,4 +142,23 @@ def each(value: Any, function: Any) -> Any:
     """Apply to a tensor, or to every one of a tuple; anything else tells nothing of single rows."""
     if isinstance(value, tuple):
         return tuple(function(part) for part in value)
-    return function(value) if isinstance(value, Tensor) and value.ndim else value
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def length(values: dict[Key, Tensor]) -> int:
+    """Rows in a batch."""
+    return len(next(iter(values.values())))
+
+
+def _with_axis(info: Info) -> Info:
+    """TorchRL gives the weight of a single row without an axis."""
+    return {k: v.reshape(1) if isinstance(v, Tensor) and not v.ndim else v for k, v in info.items()}
+
+
+def _join(parts: list[Any], count: int) -> Any:
+    """The first `count` rows of several draws of one entry."""
+    if isinstance(parts[0], tuple):
+        return tuple(_join(list(part), count) for part in zip(*parts, strict=True))
+    if not isinstance(parts[0], Tensor):
+        return parts[0]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:count]

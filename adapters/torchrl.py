@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
-from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, stored
+from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, length, stored
 from synther_replay.assembly import SourceOptions
 from synther_replay.checkpoint import load_checkpoint
 from synther_replay.config import GeneratorConfig
@@ -22,6 +23,8 @@ from synther_replay.schedule import RetrainSchedule
 from synther_replay.synthetic import SyntheticSource
 
 _FILE = "synther.safetensors"  # beside the files of the real buffer
+_STATE = "_synther"  # beside the entries of its state
+_LATER = ("_layout", "_rows")  # attributes of ours that come with the source
 
 
 class SynthERReplayBuffer:
@@ -83,26 +86,24 @@ class SynthERReplayBuffer:
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
-        self._steps = len(real)  # transitions that the source has not counted
+        self._steps = 0  # transitions that the source has not counted
         self._entries: tuple[Key, ...] = ()  # of a batch
         self._checked = False
-        if self.real_ratio == 1.0:
-            return
-        if action_spec is None:
+        self._awaited: dict[str, Any] | None = None  # state of a source that cannot be made yet
+        self._empty_info: dict[str, Any] | None = None
+        self._iterator: Iterator[Any] | None = None
+        if self.real_ratio < 1.0 and action_spec is None:
             raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
-        sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
-        if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
-            raise ValueError(
-                "real: only buffers whose batches are single transitions in any order can be mixed with synthetic "
-                f"ones, got {type(real).__name__} with {type(real.sampler).__name__}"
-            )
-        if len(real):
-            self._make_source()
+        if self.real_ratio < 1.0 and getattr(real, "initialized", True):
+            self._refuse_sequences()
+            self._steps = len(real)
+            if len(real):
+                self._make_source()
 
     @property
     def real_ratio(self) -> float:
         """Share of each batch that is real."""
-        return self._options.real_ratio
+        return self._options.real_ratio if self.source is None else self.source.real_ratio
 
     def __len__(self) -> int:
         """Number of real transitions."""
@@ -116,10 +117,27 @@ class SynthERReplayBuffer:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What is not defined here is the real buffer's."""
+        """What is not defined here is the real buffer's; a method of it that returns it returns this one."""
         if name.startswith("__") or "real" not in vars(self):
             raise AttributeError(name)
-        return getattr(self.real, name)
+        value = getattr(self.real, name)
+        if getattr(value, "__self__", None) is not self.real:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **options: Any) -> Any:
+            result = value(*args, **options)
+            return self if result is self.real else result
+
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the real buffer has and this one has not is set there."""
+        elsewhere = "real" in vars(self) and name not in vars(self) and not hasattr(type(self), name)
+        if elsewhere and name not in _LATER and hasattr(self.real, name):
+            setattr(self.real, name, value)
+        else:
+            object.__setattr__(self, name, value)
 
     def __getitem__(self, index: Any) -> Any:
         """Real transitions by index."""
@@ -143,7 +161,7 @@ class SynthERReplayBuffer:
         self._steps += data.numel() if isinstance(data, TensorDictBase) else len(data)
         return index
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
         """A shuffled batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
 
         Synthetic rows go through the transforms of the real buffer, too.
@@ -151,9 +169,11 @@ class SynthERReplayBuffer:
         Args:
             batch_size: Rows; None for the batch size of the real buffer.
             return_info: Whether to return ``(batch, info)``; the index of a synthetic row is -1, its weight 1.
+            include_info: As in `TensorDictReplayBuffer`, where it is deprecated.
         """
         if self.real_ratio == 1.0:
-            return self.real.sample(batch_size, return_info)
+            options = {} if include_info is None else {"include_info": include_info}
+            return self.real.sample(batch_size, return_info, **options)
         batch_size = self.real.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError("batch_size: give it here, or to the constructor of the real buffer")
@@ -162,39 +182,56 @@ class SynthERReplayBuffer:
         drawn = source.draw(batch_size)
         if drawn is None:
             values, info = self._rows.sample(batch_size, self._batch_entries())
-            return self._as_batch(values, torch.arange(_length(values)), info, return_info)
-        batch, places = drawn
-        synthetic = self._transformed(batch.rows)
-        values, info = {key: synthetic[key] for key in self._batch_entries()}, {"index": places[:0]}
-        if len(places):
-            values, places, info = self._rows.mix_into(values, places)
-        return self._as_batch(values, places, info, return_info)
+            places = torch.arange(length(values))
+        else:
+            batch, places = drawn
+            synthetic = self._transformed(batch.rows)
+            values = {key: synthetic[key] for key in self._batch_entries()}
+            if len(places):
+                values, places, info = self._rows.mix_into(values, places)
+            else:
+                info = self._info_of_none()
+        data, mixed = self._as_batch(values, places, info, include_info is not False)
+        return (data, mixed) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
         """Batches, until the sampler of the real buffer has run out (most never do)."""
+        if self.real_ratio == 1.0:
+            yield from self.real
+            return
         if self.real.batch_size is None:
             raise RuntimeError("batch_size: to iterate, give it to the constructor of the real buffer")
-        self.real.sampler.ran_out = False
-        while not self.real.sampler.ran_out:
+        if self.real.sampler.ran_out:
+            self.real.sampler.ran_out = False
+        while not self.real.sampler.ran_out or len(self.real._prefetch_queue):
             yield self.sample()
+
+    def next(self) -> Any:
+        """The next batch of an iteration, None at its end."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = None
+        return batch
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Update the priorities of real rows; synthetic ones, whose index is -1, have none."""
         first = index[0] if isinstance(index, tuple) else index
-        if not isinstance(first, Tensor) or first.ndim == 0:
+        if not isinstance(first, Tensor) or not first.ndim or bool((first >= 0).all()):
             self.real.update_priority(index, priority)
             return
         held = first >= 0 if isinstance(index, tuple) or first.ndim == 1 else (first >= 0).all(-1)
-        chosen = tuple(part[held] for part in index) if isinstance(index, tuple) else index[held]
-        priority = torch.as_tensor(priority)
-        if held.any():
+        if bool(held.any()):
+            chosen = tuple(part[held] for part in index) if isinstance(index, tuple) else index[held]
+            priority = torch.as_tensor(priority)
             self.real.update_priority(chosen, priority[held.to(priority.device)] if priority.ndim else priority)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Update the priorities of the real rows of a batch."""
         synthetic = data.get("is_synthetic", None)
         data = data if synthetic is None else data[~synthetic]
-        if data.numel():
+        if not data.ndim or len(data):
             self.real.update_tensordict_priority(data)
 
     def empty(self, *args: Any, **options: Any) -> None:
@@ -216,20 +253,23 @@ class SynthERReplayBuffer:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the real buffer and of the synthetic part."""
+        """State of the real buffer, which it can load too, and of the synthetic part."""
         self._count()
-        return {"real": self.real.state_dict(), "synthetic": self._synthetic_state()}
+        return {**self.real.state_dict(), _STATE: self._synthetic_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._load(state["synthetic"], lambda: self.real.load_state_dict(state["real"]))
+        """Continue from `state_dict`, or from that of the real buffer alone."""
+        self._load(state.get(_STATE), lambda: self.real.load_state_dict(state))
 
     def dumps(self, path: Any) -> None:
         """Write the real buffer as TorchRL does, and the synthetic part to a file beside it."""
         self.real.dumps(path)
         self._count()
+        file = Path(path) / _FILE
         if self.source is not None:
-            self.source.save(Path(path) / _FILE)
+            self.source.save(file)
+        else:
+            file.unlink(missing_ok=True)  # that of an earlier dump
 
     def loads(self, path: Any) -> None:
         """Continue from `dumps`, or from what the real buffer alone has written."""
@@ -247,13 +287,23 @@ class SynthERReplayBuffer:
             self.source.load_state_dict(synthetic)
         try:
             load_real()
+            if self.source is None and synthetic is not None and self.real_ratio < 1.0:
+                self._awaited = synthetic  # where nothing is stored, until something tells the layout
+                if len(self.real):
+                    self._make_source()
         except BaseException:
             if self.source is not None and before is not None:
                 self.source.load_state_dict(before)
+            elif before is None and synthetic is not None:
+                self._awaited = None
+                self.real.empty()
             raise
-        if synthetic is not None and before is None and self.real_ratio < 1.0:
-            self._make_source().load_state_dict(synthetic)
-        self._steps = 0 if synthetic is not None else len(self.real)
+        self._steps = 0
+        if synthetic is None:  # rows of a plain buffer: what was generated is not like them
+            self._steps = len(self.real)
+            if self.source is not None:
+                self.source.store.clear()
+                self.source.steps = 0
 
     def _synthetic_state(self) -> dict[str, Any] | None:
         return None if self.source is None else self.source.state_dict()
@@ -268,18 +318,31 @@ class SynthERReplayBuffer:
         """Before the first data get in; afterwards the storage sees to it that they are alike."""
         if not self._checked and self.real_ratio < 1.0:
             if not len(self.real.transform):  # else it is not what gets stored
-                self._keys.check(data)
+                self._keys.check(data[0] if isinstance(data, list) and data else data)
             self._checked = True
+
+    def _refuse_sequences(self) -> None:
+        real = self.real
+        sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
+        if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
+            raise ValueError(
+                "real: only buffers whose batches are single transitions in any order can be mixed with synthetic "
+                f"ones, got {type(real).__name__} with {type(real.sampler).__name__}"
+            )
 
     def _make_source(self) -> SyntheticSource:
         if self.source is None:
+            self._refuse_sequences()
             if not len(self.real):
                 raise ValueError("buffer: it is empty, add transitions before sampling")
-            self._layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
-            self._rows = RealEntries(self.real, self._layout)
+            layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
+            rows = RealEntries(self.real, layout)
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
-            self.source = self._options.build(self._rows, self._layout.spec, device)
-            self.source.steps = 0
+            source = self._options.build(rows, layout.spec, device)
+            source.steps = 0
+            if self._awaited is not None:
+                source.load_state_dict(self._awaited)
+            self._layout, self._rows, self.source, self._awaited = layout, rows, source, None
         return self.source
 
     def _transformed(self, rows: Tensor) -> dict[Any, Tensor]:
@@ -295,28 +358,33 @@ class SynthERReplayBuffer:
     def _batch_entries(self) -> tuple[Key, ...]:
         """The entries that real and synthetic rows have in common; the same in every batch."""
         if not self._entries:
-            synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
-            real = self.real[:1]
+            example = stored(self.real, slice(0, 1)).clone()  # a transform may work in place
+            synthetic = self._transformed(self._layout.rows(example))
+            real = self.real.transform(example) if len(self.real.transform) else example
             self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
         return self._entries
 
-    def _as_batch(self, values: dict[Key, Tensor], places: Tensor, info: dict[str, Any], return_info: bool) -> Any:
+    def _info_of_none(self) -> dict[str, Any]:
+        """What the sampler tells of no rows at all: what it tells of one, without that one."""
+        if self._empty_info is None:
+            _, info = self._rows.sample(1, self._batch_entries())
+            self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
+        return self._empty_info
+
+    def _as_batch(
+        self, values: dict[Key, Tensor], places: Tensor, info: dict[str, Any], include_info: bool
+    ) -> tuple[Any, dict[str, Any]]:
         """Entries, which of them are synthetic, and what is known of the real ones at `places`."""
-        size = _length(values)
+        size = length(values)
         device = self._make_source().device
         places = places.to(device)
         synthetic = torch.ones(size, dtype=torch.bool, device=device).index_fill_(0, places, 0)
         batch: dict[Any, Any] = {**values, "is_synthetic": synthetic}
         mixed = {key: each(value, lambda v, key=key: _filled(key, v, places, size)) for key, value in info.items()}
-        if isinstance(self.real, TensorDictReplayBuffer):  # whose batches say where they come from
+        if include_info and isinstance(self.real, TensorDictReplayBuffer):  # its batches say where they come from
             for key, value in mixed.items():
                 batch[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
-        data = as_tensordict(batch, size, device)
-        return (data, mixed) if return_info else data
-
-
-def _length(values: dict[Key, Tensor]) -> int:
-    return len(next(iter(values.values())))
+        return as_tensordict(batch, size, device), mixed
 
 
 def _filled(name: str, real: Tensor, places: Tensor, size: int) -> Tensor:
