@@ -1,0 +1,182 @@
+"""Runs TorchRL's own replay buffer tests with its buffers wrapped in ours.
+
+    python tests/integrations/torchrl_substitution.py path/to/rl --real-ratio 1.0
+
+The tests come from a checkout, TorchRL itself is the installed one. Whatever a test builds by the name of one of the
+four replay buffers is the original inside a `SynthERReplayBuffer`. With synthetic rows, a test whose data are no
+transitions skips itself and says so. Everything else is as in run_framework_tests.py, beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchrl.data
+from run_framework_tests import CannotApply, Framework, Plugin, Record
+from tensordict import TensorDictBase
+from torchrl.data import Categorical, OneHot, Unbounded, replay_buffers
+
+from synther_replay.adapters.torchrl import SynthERReplayBuffer
+
+NAMES = ("ReplayBuffer", "TensorDictReplayBuffer", "PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
+# The files and, where not all of their tests have to do with replay buffers in one process, those that do.
+TESTS = {
+    "rb/test_rb_core.py": ("",),
+    "rb/test_prioritized.py": ("",),
+    "rb/test_rb_transforms.py": ("",),
+    "rb/test_samplers.py": ("",),
+    "rb/test_composable.py": ("",),
+    "rb/test_writers.py": ("",),
+    "rb/test_storages.py": ("",),
+    "rb/test_query.py": ("",),
+    "rb/test_ensemble.py": ("",),
+    "test_offline_to_online.py": ("",),
+    "objectives/test_dqn.py": ("prioritized",),
+    "objectives/test_ddpg.py": ("prioritized",),
+    "objectives/test_sac.py": ("prioritized",),
+    "test_trainer.py": ("TestRB",),
+    "test_collectors.py": (
+        "rb_sync",
+        "rb_uses_lazy_stack",
+        "replay_buffer_sync",
+        "completeness_single",
+        "start_single",
+    ),
+}
+
+
+class Wrapped(SynthERReplayBuffer):
+    """Finds out the specs by itself, and whether the data are transitions."""
+
+    record: Record
+
+    def __init__(self, real: Any) -> None:
+        with _single_transitions():
+            super().__init__(real, action_spec=Unbounded(), **self.record.buffer_options())
+
+    def add(self, data: Any) -> Any:
+        self._find_specs(data)
+        with _single_transitions():
+            return super().add(data)
+
+    def extend(self, data: Any, **options: Any) -> Any:
+        self._find_specs(data)
+        with _single_transitions():
+            return super().extend(data, **options)
+
+    def sample(self, *args: Any, **options: Any) -> Any:
+        with _single_transitions():
+            batch = super().sample(*args, **options)
+        self.record.mixed |= self.source is not None and len(self.source.store) > 0
+        return batch
+
+    def _find_specs(self, data: Any) -> None:
+        if isinstance(data, TensorDictBase) and self.source is None:
+            action, observation = data.get("action", None), data.get("observation", None)
+            if action is not None and observation is not None:
+                bounds = Unbounded(observation.shape[data.ndim :], dtype=observation.dtype)
+                self._specs = (_action_spec(action), bounds)
+
+
+@contextlib.contextmanager
+def _single_transitions() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if str(error).startswith("data: "):
+            pytest.skip("does not apply: data are no transitions")
+        if str(error).startswith("real: "):
+            pytest.skip("does not apply: batches are no single transitions")
+        raise
+
+
+def _action_spec(action: torch.Tensor) -> Any:
+    if action.dtype.is_floating_point:
+        return Unbounded(action.shape[-1:])
+    if action.ndim and action.shape[-1] > 1 and bool((action.sum(-1) == 1).all()):
+        return OneHot(action.shape[-1], dtype=action.dtype)
+    return Categorical(int(action.max()) + 1)
+
+
+class Substitute(type):
+    """Its classes build the original and wrap it; an instance of the original is one of theirs."""
+
+    original: Any
+
+    def __call__(cls, *args: Any, **options: Any) -> Wrapped:
+        return Wrapped(cls.original(*args, **options))
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(getattr(instance, "real", instance), cls.original)
+
+
+def substitute(record: Record) -> None:
+    """Put substitutes where tests import the four replay buffers from; TorchRL goes on to use its own."""
+    Wrapped.record = record
+    for name in NAMES:
+        wrapper = Substitute(name, (), {"original": getattr(replay_buffers, name)})
+        for module in (torchrl.data, replay_buffers):
+            setattr(module, name, wrapper)
+
+
+TORCHRL = Framework(
+    distribution="torchrl",
+    folder="test",
+    files={Path(name).name: {} for name in TESTS},
+    substitute=substitute,
+    cannot_apply=(
+        CannotApply(
+            "test_samplers.py::test_prioritized_parameter_scheduler",
+            "ParameterScheduler asks for TorchRL's own class; it takes rb.sampler as well",
+            when_mixed=False,
+        ),
+        CannotApply(
+            "test_collectors.py::test_trajs_per_batch_replay_buffer_sync",
+            "looks for traj_ids, which are no part of a transition",
+        ),
+        CannotApply(
+            "test_rb_core.py::test_stats_does_not_initialize_buffer",
+            "wrapping looks whether there are data, which starts the buffer",
+        ),
+        CannotApply(
+            "test_writers.py::test_async_prioritized_rb_multiproc_writes",
+            "data are no transitions, which another process finds out",
+        ),
+    ),
+)
+
+
+class SelectedTests(Plugin):
+    """Leaves out what has nothing to do with replay buffers."""
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        wanted = {Path(name).name: parts for name, parts in TESTS.items()}
+        left_out = [item for item in items if not any(part in item.nodeid for part in wanted[item.path.name])]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        super().pytest_collection_modifyitems(config, items)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the tests; returns pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="TorchRL's repository")
+    parser.add_argument("--real-ratio", type=float, default=1.0, help="of every buffer (default: 1.0)")
+    parser.add_argument("--files", nargs="+", metavar="FILE", choices=list(TESTS), default=list(TESTS))
+    options, for_pytest = parser.parse_known_args(arguments)
+    folder = options.checkout.resolve() / TORCHRL.folder
+    record = Record(options.real_ratio)
+    TORCHRL.substitute(record)
+    paths = [str(folder / name) for name in options.files]
+    return pytest.main([*paths, "-p", "no:cacheprovider", *for_pytest], plugins=[SelectedTests(TORCHRL, record)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
