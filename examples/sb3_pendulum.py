@@ -72,7 +72,7 @@ def train(job: tuple[str, int], *, steps: int, updates: int, every: int) -> tupl
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2_000, help="environment steps of each run")
+    parser.add_argument("--steps", type=int, default=1_600, help="environment steps of each run")
     parser.add_argument("--updates", type=int, default=4, help="gradient steps per environment step")
     parser.add_argument("--every", type=int, default=200, help="steps between two evaluations")
     parser.add_argument("--seeds", type=int, default=3)
