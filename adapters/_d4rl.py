@@ -58,6 +58,8 @@ def split(spec: TransitionSpec, rows: Tensor) -> tuple[Tensor, ...]:
 
 def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]) -> None:
     """Write `count` rows, given in blocks of `BLOCK`, to a file in one step; it is there whole or as before."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: there is no folder {path.parent}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         named = (_named(spec, block) for block in blocks)
@@ -73,8 +75,7 @@ def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]
 def read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file, as far as it has them; executes nothing that it may hold."""
     if path.suffix in HDF5:
-        import h5py
-
+        h5py = _h5py()
         with h5py.File(path, "r") as file:
             return {key: file[key][()] for key in KEYS if key in file}
     with np.load(path, allow_pickle=False) as file:
@@ -112,8 +113,7 @@ def _write_npz(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
 
 
 def _write_hdf5(path: Path, count: int, blocks: Iterable[dict[str, np.ndarray]]) -> None:
-    import h5py
-
+    h5py = _h5py()
     start = 0
     with h5py.File(path, "w") as file:
         file.attrs["note"] = _NOTE
@@ -125,3 +125,11 @@ def _write_hdf5(path: Path, count: int, blocks: Iterable[dict[str, np.ndarray]])
                     file.create_dataset(key, (count, *columns), values.dtype, chunks=chunks, fletcher32=True)
                 file[key][start : start + len(values)] = values
             start += len(block["rewards"])
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("HDF5 files need h5py: pip install 'synther-replay[corl]'") from error
+    return h5py

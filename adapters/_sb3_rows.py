@@ -57,13 +57,9 @@ class RealRows:
         if self.device.type == "cpu":
             rows = torch.from_numpy(self._gather(np.arange(len(self))))
         else:
-            rows = self._mirrored()[: len(self)]
-        actions, leaves = rows[:, self.spec.actions], self.spec.action_leaves
-        low, high = (
-            torch.as_tensor(np.concatenate([getattr(leaf, bound) for leaf in leaves]), device=self.device)
-            for bound in ("low", "high")
-        )
-        if bool(((actions < low - _ROUNDING) | (actions > high + _ROUNDING)).any()):
+            rows = self._mirrored()[: len(self)].clone()
+        actions = rows[:, self.spec.actions]
+        if bool(self.spec.outside_action_space(actions, _ROUNDING).any()):
             raise ValueError(
                 f"action: the buffer holds actions from {float(actions.min())} to {float(actions.max())}, outside of "
                 "their space. SB3's algorithms store them scaled to [-1, 1]; a loop that stores them in the units of "

@@ -93,6 +93,11 @@ class Layout:
     ) -> None:
         """Read shapes and dtypes off the example."""
         keys.check(example)
+        if example.get("steps_to_next_obs", None) is not None:
+            raise ValueError(
+                "data: they hold n-step returns (steps_to_next_obs); synthetic rows have one step, and a loss would "
+                "discount them alike. Store single steps"
+            )
         if example.ndim != 1:
             raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
         self.keys = keys
@@ -147,7 +152,7 @@ class Layout:
         # A generated episode ends by the task alone, so `done` is `terminated`; all other flags are down.
         flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
         for flag, (key, shape) in zip(flags.unbind(), self._flags, strict=True):
-            if key == next_of("done"):
+            if key in (next_of("done"), next_of("terminated")):
                 flag.copy_(rows[:, -1])
             found[key] = flag.view(-1, *shape)
         return found

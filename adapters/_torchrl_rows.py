@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,12 +49,13 @@ class RealEntries:
 
     def transitions(self) -> Transitions:
         """All transitions as they are stored, before any transform."""
-        return Transitions(self.layout.spec, self.layout.rows(stored(self.real, slice(None))))
+        with locked(self.real):  # a collector may write meanwhile, in a thread of its own
+            return Transitions(self.layout.spec, self.layout.rows(stored(self.real, slice(None))))
 
     def sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         """Entries of `count` transitions by the buffer's own rule, and what its sampler tells of them."""
         if self._is_plain():
-            with self.real._replay_lock, self.real._write_lock:
+            with locked(self.real):
                 index, info, held = self._draw(count)
                 return {key: held[key].index_select(0, index) for key in entries}, info
         drawn = [self._ask(count, entries)]
@@ -69,7 +71,7 @@ class RealEntries:
         """
         if self._is_plain() and self._tensors_here(places.device):
             # Whole batches from the storage, of which the real places count: fewer operations than index by index.
-            with self.real._replay_lock, self.real._write_lock:
+            with locked(self.real):
                 index, info, held = self._draw(len(places))
                 places = places[: len(index)]
                 numbers = torch.full((length(synthetic),), -1, device=index.device).index_copy_(0, places, index)
@@ -81,7 +83,7 @@ class RealEntries:
             return mixed, places, info
         real, info = self.sample(len(places), list(synthetic))
         places = places[: length(real)]
-        return {key: v.index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
+        return {key: v.clone().index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
 
     def _ask(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         with warnings.catch_warnings():  # half a batch has another size than the buffer was made for
@@ -111,8 +113,15 @@ class RealEntries:
         return {**vars(self), "_tensors": {}}
 
 
+@contextmanager
+def locked(real: ReplayBuffer) -> Iterator[None]:
+    """Keeps other threads and processes from writing to a buffer."""
+    with real._replay_lock, real._write_lock:
+        yield
+
+
 def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
-    """Data as they are stored, before any transform, ``(n,)``."""
+    """Data as they are stored, before any transform, ``(n,)``: a view, so of use while the buffer is locked."""
     data = real.storage[index]
     if isinstance(data, list | tuple):
         data = torch.stack(list(data))

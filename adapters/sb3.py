@@ -12,21 +12,22 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
+from synther_replay.adapters._sb3_callback import SynthERCallback
 from synther_replay.adapters._sb3_rows import RealRows
 from synther_replay.assembly import SourceOptions
 from synther_replay.checks import resolve_device, whole_number
 from synther_replay.config import GeneratorConfig
-from synther_replay.metrics import fidelity
 from synther_replay.protocols import Generator
 from synther_replay.schedule import RetrainSchedule
-from synther_replay.synthetic import RefreshReport, SyntheticSource
+from synther_replay.synthetic import SyntheticSource
 from synther_replay.transitions import Transitions, TransitionSpec
+
+__all__ = ["SynthERBuffer", "SynthERCallback", "SynthERDictBuffer", "transition_spec"]
 
 
 def transition_spec(
@@ -65,7 +66,8 @@ class SynthERBuffer(NStepReplayBuffer):
         buffer_size: This and what follows to `handle_timeout_termination` as in SB3's own buffer.
         observation_space: Any that SB3 takes.
         action_space: Any that SB3 takes.
-        device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host.
+        device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host;
+            who writes to the arrays other than by `add` has to call `mirror_anew`.
         n_envs: Number of environments.
         optimize_memory_usage: Only with ``real_ratio=1``: such a buffer overwrites the last observation of each
             episode, so the generator would learn transitions that never happened.
@@ -83,7 +85,9 @@ class SynthERBuffer(NStepReplayBuffer):
 
     def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
         """Dict observations have a class of their own, as in SB3; nobody should have to know."""
-        if cls is SynthERBuffer and isinstance(observation_space, spaces.Dict):
+        if isinstance(observation_space, spaces.Dict) and not issubclass(cls, DictReplayBuffer):
+            if cls is not SynthERBuffer:
+                raise TypeError(f"{cls.__name__}: for Dict observations, derive it from SynthERDictBuffer")
             cls = SynthERDictBuffer
         return object.__new__(cls)
 
@@ -106,7 +110,7 @@ class SynthERBuffer(NStepReplayBuffer):
         seed: int | None = None,
         scaled_actions: bool = True,
     ) -> None:
-        """Check all arguments, then allocate."""
+        """Refuse what cannot work, then start empty."""
         if optimize_memory_usage and real_ratio != 1.0:
             raise ValueError(
                 "optimize_memory_usage: it overwrites the last observation of each episode, which the generator has to "
@@ -119,6 +123,8 @@ class SynthERBuffer(NStepReplayBuffer):
                 "n_steps: Stable-Baselines3 has n-step returns neither for Dict observations nor with "
                 f"optimize_memory_usage, expected 1, got {n_steps!r}"
             )
+        if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
+            raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
         spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
         options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         # Past NStepReplayBuffer's constructor, which refuses optimize_memory_usage for any number of steps.
@@ -194,6 +200,10 @@ class SynthERBuffer(NStepReplayBuffer):
         self.source.store.clear()
         self._real.forget()
 
+    def mirror_anew(self) -> None:
+        """Copy all real rows to the GPU again: for those who write to the arrays other than by `add`."""
+        self._real.forget()
+
     def _sample_n_step(
         self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
     ) -> ReplayBufferSamples:
@@ -214,16 +224,16 @@ class SynthERBuffer(NStepReplayBuffer):
         return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
 
     def _as_samples(self, rows: Tensor, env: VecNormalize | None) -> Any:
-        """Rows ``(batch, dim)`` as the named tuple that SB3's algorithms take."""
+        """Rows ``(batch, dim)`` as the named tuple that SB3's algorithms take, each field a tensor of its own."""
         spec = self.source.spec
-        rewards = rows[:, spec.rewards]
+        rewards = _copy(rows[:, spec.rewards])
         if env is not None:
             rewards = self._on_host(rewards, lambda values: env.normalize_reward(values).astype(np.float32))
         return self._samples_type()(
             observations=self._as_observations(rows[:, spec.observations], env),
-            actions=_cast(rows[:, spec.actions], self.actions.dtype),
+            actions=_copy(rows[:, spec.actions], self.actions.dtype),
             next_observations=self._as_observations(rows[:, spec.next_observations], env),
-            dones=rows[:, spec.terminated],
+            dones=_copy(rows[:, spec.terminated]),
             rewards=rewards,
         )
 
@@ -231,7 +241,7 @@ class SynthERBuffer(NStepReplayBuffer):
         return ReplayBufferSamples
 
     def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> Any:
-        observations = _cast(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
+        observations = _copy(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
         return observations if env is None else self._on_host(observations, env.normalize_obs)
 
     def _on_host(self, values: Tensor, normalise: Any) -> Tensor:
@@ -275,7 +285,7 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
         for leaf in self.source.spec.observation_leaves:
             key = str(leaf.path[0])
             values = columns[:, start : start + leaf.size].reshape(-1, *self.obs_shape[key])
-            observations[key] = _cast(values, self.observations[key].dtype)
+            observations[key] = _copy(values, self.observations[key].dtype)
             start += leaf.size
         if env is None:
             return observations
@@ -283,62 +293,7 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
         return {key: torch.as_tensor(values, device=self.device) for key, values in normalised.items()}
 
 
-class SynthERCallback(BaseCallback):
-    """Logs what the generator does to SB3's logger, and so to TensorBoard, CSV files or W&B.
-
-    All names begin with ``synther/``: `refits`, `fit_loss`, `held_out_loss`, `seconds` (spent on refits while this
-    callback watched), `store_size`, `store_age` (steps since it was filled), `marginal`, `correlation` (of
-    synthetic against real rows, 1 is perfect) and `rejected` (generated rows thrown away).
-
-    Args:
-        fidelity_rows: Rows to compare after each refit; 0 leaves marginal and correlation out.
-        verbose: As in every callback of SB3.
-    """
-
-    def __init__(self, fidelity_rows: int = 10_000, verbose: int = 0) -> None:
-        """Log nothing yet."""
-        super().__init__(verbose)
-        self.fidelity_rows = fidelity_rows
-        self.seconds = 0.0
-        self._seen: RefreshReport | None = None
-        self._scores: dict[str, float] = {}
-
-    def _on_training_start(self) -> None:
-        buffer = self.model.replay_buffer
-        if not isinstance(buffer, SynthERBuffer):
-            raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, got {type(buffer).__name__}")
-        self._seen = buffer.source.last_refresh
-
-    def _on_step(self) -> bool:
-        source = self.model.replay_buffer.source
-        report = source.last_refresh
-        if report is not None and report is not self._seen:
-            self._seen = report
-            self.seconds += report.fit_seconds + report.sample_seconds
-            self._scores = self._judge(source, report)
-        self.logger.record("synther/refits", source.refreshes)
-        self.logger.record("synther/store_size", len(source.store))
-        self.logger.record("synther/seconds", self.seconds)
-        if report is not None:
-            self.logger.record("synther/store_age", source.steps - report.steps)
-        for name, value in self._scores.items():
-            self.logger.record(f"synther/{name}", value)
-        return True
-
-    def _judge(self, source: SyntheticSource, report: RefreshReport) -> dict[str, float]:
-        scores = {
-            "fit_loss": getattr(report.fit, "loss", None),
-            "held_out_loss": getattr(report.fit, "held_out_loss", None),
-            "rejected": getattr(source.generator, "rejected", None),
-        }
-        if self.fidelity_rows:
-            real = source.real.transitions().rows
-            every = max(1, len(real) // self.fidelity_rows)  # from all ages of the buffer, as the generator learnt
-            found = fidelity(real[::every], source.store.rows[: self.fidelity_rows])
-            scores |= {"marginal": found.marginal, "correlation": found.correlation}
-        return {name: value for name, value in scores.items() if value is not None}
-
-
-def _cast(values: Tensor, dtype: Any) -> Tensor:
-    """Values in the torch dtype that SB3 would make of a NumPy one."""
-    return values if dtype == np.float32 else values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
+def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:
+    """A copy in the torch dtype that SB3 would make of a NumPy one."""
+    kind = torch.float32 if dtype == np.float32 else torch.from_numpy(np.empty(0, dtype)).dtype
+    return values.to(kind, copy=True, memory_format=torch.contiguous_format)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
-from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, length, stored
+from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, length, locked, stored
 from synther_replay.assembly import SourceOptions
 from synther_replay.checkpoint import load_checkpoint
 from synther_replay.config import GeneratorConfig
@@ -24,7 +25,6 @@ from synther_replay.synthetic import SyntheticSource
 
 _FILE = "synther.safetensors"  # beside the files of the real buffer
 _STATE = "_synther"  # beside the entries of its state
-_LATER = ("_layout", "_rows")  # attributes of ours that come with the source
 
 
 class SynthERReplayBuffer:
@@ -60,6 +60,24 @@ class SynthERReplayBuffer:
         seed: Of generator and sampling order; None follows `torch.manual_seed`.
     """
 
+    # All attributes of ours, so that none is taken for one of the real buffer.
+    real: ReplayBuffer
+    source: SyntheticSource | None
+    _options: SourceOptions
+    _keys: TransitionKeys
+    _specs: tuple[Any, Any]
+    _wanted_device: torch.device | str | None
+    _added: int
+    _counted: int
+    _entries: tuple[Key, ...]
+    _entries_for: tuple[int, ...]
+    _checked: bool
+    _awaited: dict[str, Any] | None
+    _empty_info: dict[str, Any] | None
+    _iterator: Iterator[Any] | None
+    _layout: Layout
+    _rows: RealEntries
+
     def __init__(
         self,
         real: ReplayBuffer,
@@ -81,22 +99,23 @@ class SynthERReplayBuffer:
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         self.real = real
-        self.source: SyntheticSource | None = None  # made once there are data to tell the layout
+        self.source = None  # made once there are data to tell the layout
         self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
-        self._steps = 0  # transitions that the source has not counted
-        self._entries: tuple[Key, ...] = ()  # of a batch
+        self._added = 0  # transitions that are or were there; only ever grows, as another thread may add some
+        self._counted = 0  # those of them that the source knows of
+        self._entries, self._entries_for = (), ()  # of a batch, and the transforms that made them
         self._checked = False
-        self._awaited: dict[str, Any] | None = None  # state of a source that cannot be made yet
-        self._empty_info: dict[str, Any] | None = None
-        self._iterator: Iterator[Any] | None = None
+        self._awaited = None  # state of a source that cannot be made yet
+        self._empty_info = None
+        self._iterator = None
         if self.real_ratio < 1.0 and action_spec is None:
             raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
             self._refuse_sequences()
-            self._steps = len(real)
+            self._added = len(real)
             if len(real):
                 self._make_source()
 
@@ -133,8 +152,8 @@ class SynthERReplayBuffer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What the real buffer has and this one has not is set there."""
-        elsewhere = "real" in vars(self) and name not in vars(self) and not hasattr(type(self), name)
-        if elsewhere and name not in _LATER and hasattr(self.real, name):
+        own = name in type(self).__annotations__ or hasattr(type(self), name)
+        if not own and "real" in vars(self) and hasattr(self.real, name):
             setattr(self.real, name, value)
         else:
             object.__setattr__(self, name, value)
@@ -151,14 +170,14 @@ class SynthERReplayBuffer:
         """Add one transition to the real buffer."""
         self._check(data)
         index = self.real.add(data)
-        self._steps += 1
+        self._added += 1
         return index
 
     def extend(self, data: Any, **options: Any) -> Any:
         """Add a batch of transitions to the real buffer."""
         self._check(data)
         index = self.real.extend(data, **options)
-        self._steps += data.numel() if isinstance(data, TensorDictBase) else len(data)
+        self._added += math.prod(data.shape) if isinstance(data, TensorDictBase) else len(data)
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
@@ -189,8 +208,8 @@ class SynthERReplayBuffer:
             values = {key: synthetic[key] for key in self._batch_entries()}
             if len(places):
                 values, places, info = self._rows.mix_into(values, places)
-            else:
-                info = self._info_of_none()
+            else:  # copies, so that no entry shares memory with another
+                values, info = {key: value.clone() for key, value in values.items()}, self._info_of_none()
         data, mixed = self._as_batch(values, places, info, include_info is not False)
         return (data, mixed) if return_info else data
 
@@ -240,18 +259,6 @@ class SynthERReplayBuffer:
         if self.source is not None:
             self.source.store.clear()
 
-    def append_transform(self, transform: Any, **options: Any) -> SynthERReplayBuffer:
-        """Append a transform, applied once to every row of a batch."""
-        self.real.append_transform(transform, **options)
-        self._entries = ()
-        return self
-
-    def insert_transform(self, index: int, transform: Any, **options: Any) -> SynthERReplayBuffer:
-        """Insert a transform, applied once to every row of a batch."""
-        self.real.insert_transform(index, transform, **options)
-        self._entries = ()
-        return self
-
     def state_dict(self) -> dict[str, Any]:
         """State of the real buffer, which it can load too, and of the synthetic part."""
         self._count()
@@ -282,7 +289,9 @@ class SynthERReplayBuffer:
 
     def _load(self, synthetic: dict[str, Any] | None, load_real: Callable[[], None]) -> None:
         """The synthetic part first where there is one to hold it against: if it does not fit, nothing changes."""
-        before = self._synthetic_state()
+        if self.real_ratio < 1.0 and len(self.real):
+            self._make_source()
+        before, was_empty = self._synthetic_state(), not len(self.real)
         if self.source is not None and synthetic is not None:
             self.source.load_state_dict(synthetic)
         try:
@@ -292,18 +301,17 @@ class SynthERReplayBuffer:
                 if len(self.real):
                     self._make_source()
         except BaseException:
+            self._awaited = None
             if self.source is not None and before is not None:
                 self.source.load_state_dict(before)
-            elif before is None and synthetic is not None:
-                self._awaited = None
+            elif was_empty:
                 self.real.empty()
             raise
-        self._steps = 0
+        self._counted = self._added
         if synthetic is None:  # rows of a plain buffer: what was generated is not like them
-            self._steps = len(self.real)
+            self._added, self._counted = len(self.real), 0
             if self.source is not None:
-                self.source.store.clear()
-                self.source.steps = 0
+                self.source.restart()
 
     def _synthetic_state(self) -> dict[str, Any] | None:
         return None if self.source is None else self.source.state_dict()
@@ -311,8 +319,9 @@ class SynthERReplayBuffer:
     def _count(self) -> None:
         """Tell the source of the transitions that were added."""
         if self.source is not None:
-            self.source.steps += self._steps
-            self._steps = 0
+            added = self._added
+            self.source.steps += added - self._counted
+            self._counted = added
 
     def _check(self, data: Any) -> None:
         """Before the first data get in; afterwards the storage sees to it that they are alike."""
@@ -335,11 +344,13 @@ class SynthERReplayBuffer:
             self._refuse_sequences()
             if not len(self.real):
                 raise ValueError("buffer: it is empty, add transitions before sampling")
-            layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
+            with locked(self.real):
+                layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
             rows = RealEntries(self.real, layout)
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
             source = self._options.build(rows, layout.spec, device)
             source.steps = 0
+            self._added = max(self._added, len(self.real))  # what was in the storage of a delayed buffer
             if self._awaited is not None:
                 source.load_state_dict(self._awaited)
             self._layout, self._rows, self.source, self._awaited = layout, rows, source, None
@@ -351,17 +362,26 @@ class SynthERReplayBuffer:
         if not len(self.real.transform):
             return values
         home = getattr(self.real.storage, "device", None) or rows.device  # where transforms keep their constants
-        data = self.real.transform(as_tensordict(values, len(rows), rows.device).to(home)).to(rows.device)
+        data = as_tensordict(values, len(rows), rows.device).to(home)
+        try:
+            data = self.real.transform(data).to(rows.device)
+        except KeyError as error:
+            raise ValueError(
+                f"transform: it needs an entry that synthetic rows do not have, they have {sorted(map(str, values))}"
+            ) from error
         entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
         return entries
 
     def _batch_entries(self) -> tuple[Key, ...]:
         """The entries that real and synthetic rows have in common; the same in every batch."""
-        if not self._entries:
-            example = stored(self.real, slice(0, 1)).clone()  # a transform may work in place
-            synthetic = self._transformed(self._layout.rows(example))
-            real = self.real.transform(example) if len(self.real.transform) else example
+        transforms = tuple(map(id, self.real.transform))
+        if not self._entries or self._entries_for != transforms:
+            with locked(self.real):
+                synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
+                real = self.real._collate_fn(self.real.storage[:1])
+            real = self.real.transform(real.clone()) if transforms else real  # which may work in place
             self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
+            self._entries_for = transforms
         return self._entries
 
     def _info_of_none(self) -> dict[str, Any]:

@@ -124,11 +124,15 @@ class CORL(Pair):
 
     def _own(self) -> Any:
         """The class alone, taken out of the file of an algorithm."""
-        tree = ast.parse((self.checkout / "algorithms" / "offline" / "td3_bc.py").read_text())
+        tree = ast.parse((self.checkout / "algorithms" / "finetune" / "iql.py").read_text())
         tree.body = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ReplayBuffer"]
         names: dict[str, Any] = {"np": np, "torch": torch, "TensorBatch": list, "Dict": dict, "print": lambda *_: None}
-        exec(compile(tree, "td3_bc.py", "exec"), names)
+        exec(compile(tree, "iql.py", "exec"), names)
         return names["ReplayBuffer"]
+
+    def add(self, buffer: Any) -> None:
+        """As a fine-tuning loop does."""
+        buffer.add_transition(self.observation[0], self.action[0], 1.0, self.observation[0], False)
 
     def fill(self, buffer: Any) -> None:
         """A data set."""
@@ -161,10 +165,11 @@ def compare(pair: Pair) -> dict[str, Any]:
         pair.fill(buffer)
         buffer.sample(BATCH)
     entry: dict[str, Any] = {"rows": pair.rows, "synthetic_rows": SYNTHETIC, "batch": BATCH, "real_ratio": 0.5}
-    work: dict[str, Callable[[Any], Any]] = {"sample": lambda buffer: buffer.sample(BATCH)}
-    if type(pair).add is not Pair.add:  # a data set is only loaded
-        work["add"] = pair.add
-        work["add and sample"] = lambda buffer: (pair.add(buffer), buffer.sample(BATCH))
+    work: dict[str, Callable[[Any], Any]] = {
+        "sample": lambda buffer: buffer.sample(BATCH),
+        "add": pair.add,
+        "add and sample": lambda buffer: (pair.add(buffer), buffer.sample(BATCH)),
+    }
     for name, call in work.items():
         times = np.array([[_microseconds(call, buffer, pair.device) for buffer in (own, ours)] for _ in range(ROUNDS)])
         entry[f"{name}_own_us"], entry[f"{name}_us"] = (float(t) for t in np.median(times, 0))

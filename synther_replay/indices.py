@@ -16,7 +16,8 @@ from torch import Tensor
 from synther_replay.checks import device_or_cpu
 
 _NUMBERS_PER_BLOCK = 65_536
-_SHUFFLES_PER_BLOCK = 64
+_SHUFFLES_PER_BLOCK = 64  # while their sizes stay the same
+_SHUFFLES_IN_FIRST_BLOCK = 4  # after a change of them: there may be another one soon
 # Indices are scaled to the number of rows for at most so many draws at once.
 _DRAWS_AHEAD = 32
 
@@ -120,12 +121,14 @@ class ShuffleStream(_Stream):
         super().__init__(seed, device)
         self._number = -1  # of the current block
         self._size = (0, 0)  # of its permutations, and of what is used of them
+        self._shuffles = 0  # that it began with
         self._block: list[Tensor] = []  # those not used yet, the next one last
 
     def draw(self, n: int, count: int) -> Tensor:
         """`count` different numbers from 0 to `n` - 1, in random order."""
         if not self._block or self._size != (n, count):
-            self._open_block(self._number + 1, n, count)
+            most = _SHUFFLES_PER_BLOCK if self._size == (n, count) else _SHUFFLES_IN_FIRST_BLOCK
+            self._open_block(self._number + 1, n, count, max(1, min(most, _NUMBERS_PER_BLOCK // n)))
         return self._block.pop()
 
     def to(self, device: torch.device) -> None:
@@ -135,20 +138,25 @@ class ShuffleStream(_Stream):
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
-        return {"seed": self.seed, "number": self._number, "size": list(self._size), "left": len(self._block)}
+        return {
+            "seed": self.seed,
+            "number": self._number,
+            "size": list(self._size),
+            "shuffles": self._shuffles,
+            "left": len(self._block),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position."""
         self.seed = state["seed"]
         n, count = state["size"]
         if state["left"]:
-            self._open_block(state["number"], n, count)
-        self._number, self._size = state["number"], (n, count)
+            self._open_block(state["number"], n, count, state["shuffles"])
+        self._number, self._size, self._shuffles = state["number"], (n, count), state["shuffles"]
         self._block = self._block[: state["left"]]
 
-    def _open_block(self, number: int, n: int, count: int) -> None:
-        shuffles = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // n))
+    def _open_block(self, number: int, n: int, count: int, shuffles: int) -> None:
         ordered = np.broadcast_to(np.arange(n), (shuffles, n))
         shuffled = np.random.default_rng([self.seed, number]).permuted(ordered, axis=1)[:, :count]
         self._block = list(torch.from_numpy(np.ascontiguousarray(shuffled)).to(self.device).unbind())
-        self._number, self._size = number, (n, count)
+        self._number, self._size, self._shuffles = number, (n, count), shuffles

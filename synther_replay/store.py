@@ -14,8 +14,9 @@ from synther_replay.seeding import derive_seed
 from synther_replay.transitions import Transitions, TransitionSpec
 
 # The store only changes as a whole, so rows for several batches can be gathered at once without being stale.
-_BATCHES_AHEAD = 32
-_MOST_ROWS_AHEAD = 65_536
+_BATCHES_AHEAD = 32  # while batches keep their size
+_FIRST_BATCHES_AHEAD = 2  # after a change of it: there may be another one soon
+_MOST_BYTES_AHEAD = 2**25
 
 
 class _Held:
@@ -23,11 +24,11 @@ class _Held:
 
     __slots__ = ("ahead", "batch_size", "rows", "size")
 
-    def __init__(self, rows: Tensor, ahead: list[Tensor] | None = None) -> None:
+    def __init__(self, rows: Tensor, ahead: list[Tensor] | None = None, batch_size: int = 0) -> None:
         self.rows = rows
         self.size = len(rows)
         self.ahead = ahead or []  # batches gathered ahead, the next one last
-        self.batch_size = len(self.ahead[-1]) if self.ahead else 0
+        self.batch_size = batch_size  # of the last ones gathered
 
 
 class SyntheticStore:
@@ -80,7 +81,8 @@ class SyntheticStore:
 
     @torch.inference_mode(mode=False)  # else batches gathered while an actor runs could never be written to
     def _gather_ahead(self, held: _Held, n: int) -> None:
-        batches = max(1, min(_BATCHES_AHEAD, _MOST_ROWS_AHEAD // n))
+        ahead = _BATCHES_AHEAD if held.batch_size == n else _FIRST_BATCHES_AHEAD
+        batches = max(1, min(ahead, _MOST_BYTES_AHEAD // (4 * n * self.spec.dim)))
         index = self._indices.draw(batches * n, held.size)
         block = held.rows.index_select(0, index).view(batches, n, -1)
         # .data: autograd must not take a change of one batch for a change of all
@@ -94,7 +96,8 @@ class SyntheticStore:
     def to(self, device: torch.device) -> None:
         """Move to another device."""
         self.device = device
-        self._held = _Held(self.rows.to(device), [batch.to(device) for batch in self._held.ahead])
+        ahead = [batch.to(device) for batch in self._held.ahead]
+        self._held = _Held(self.rows.to(device), ahead, self._held.batch_size)
         self._indices.to(device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,6 +105,7 @@ class SyntheticStore:
         return {
             "rows": self.rows.clone(),
             "ahead": [batch.clone() for batch in self._held.ahead],
+            "batch_size": self._held.batch_size,
             "indices": self._indices.state_dict(),
         }
 
@@ -115,8 +119,9 @@ class SyntheticStore:
                 f"{self.capacity} rows of {self.spec.dim} columns"
             )
         ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
+        batch_size = whole_number("batch_size", state["batch_size"], least=0)
         self._indices.load_state_dict(state["indices"])
-        self._held = _Held(rows.to(self.device, copy=True), ahead)
+        self._held = _Held(rows.to(self.device, copy=True), ahead, batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and deepcopy take along: rows on the host, so that any machine can read them."""

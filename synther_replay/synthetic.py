@@ -187,6 +187,11 @@ class SyntheticSource:
         logger.info("refresh %d at step %d: %s", self.refreshes, self.steps, self.last_refresh)
         return self.last_refresh
 
+    def restart(self, steps: int = 0) -> None:
+        """Begin anew with other real transitions: without synthetic rows, and with `steps` taken. The model is kept."""
+        self.store.clear()
+        self.steps, self._last_attempt = steps, None
+
     def generate(self, rows: int) -> Transitions:
         """New rows of the model as it is, checked: whatever the generator, only what could be real gets through."""
         fresh = self.generator.sample(rows)
@@ -271,12 +276,7 @@ class SyntheticSource:
             fresh.check()
         except ValueError as error:
             raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
-        actions = fresh.rows[:, self.spec.actions].double()
-        low, high = (
-            torch.cat([torch.as_tensor(getattr(leaf, bound)) for leaf in self.spec.action_leaves]).to(actions.device)
-            for bound in ("low", "high")
-        )
-        if bool(((actions < low) | (actions > high)).any()):
+        if bool(self.spec.outside_action_space(fresh.rows[:, self.spec.actions]).any()):
             raise GenerationError("the generator gave actions outside the action space")
 
 

@@ -99,6 +99,16 @@ class TransitionSpec:
         """The column of the termination flag."""
         return slice(self.dim - 1, self.dim)
 
+    def outside_action_space(self, actions: Tensor, tolerance: float = 0.0) -> Tensor:
+        """Which values of actions ``(n, action_dim)`` leave their bounds by more than `tolerance`."""
+        low, high = (
+            torch.as_tensor(
+                np.concatenate([getattr(leaf, bound) for leaf in self.action_leaves]), device=actions.device
+            )
+            for bound in ("low", "high")
+        )
+        return (actions.double() < low - tolerance) | (actions.double() > high + tolerance)
+
     def fields(self) -> dict[str, tuple[Leaf, ...]]:
         """The leaves of each field that has a space; reward and termination have none."""
         return {

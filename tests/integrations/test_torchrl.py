@@ -509,6 +509,15 @@ def test_batches_without_any_real_row_have_the_same_entries(wrap, make):
     }
 
 
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_entries_that_collate_fn_leaves_out_are_left_out(wrap, storage):
+    def collate(data):
+        return (torch.stack(data) if isinstance(data, list) else data).exclude("done")
+
+    buffer = fill(wrap(tensor_buffer(storage=storage(100), collate_fn=collate)))
+    assert names(buffer.sample()) & MODELLED == MODELLED - {"done"}
+
+
 def test_batches_may_be_kept_and_changed(wrap):
     buffer = fill(wrap(tensor_buffer(generator=seeded())), 60)
     twin = copy.deepcopy(buffer)
@@ -883,6 +892,15 @@ def test_states_are_exchanged_with_the_plain_buffer(wrap, to_ours):
     assert len(target) == 20
 
 
+def test_dumps_of_a_plain_buffer_are_learnt_at_once(wrap, tmp_path):
+    fill(tensor_buffer(), 30, first=100).dumps(tmp_path)
+    buffer = fill(wrap(), 60)
+    buffer.sample()
+    buffer.loads(tmp_path)
+    assert buffer.sample()["is_synthetic"].sum() == 8
+    assert set(buffer.source.generator.seen.rewards.tolist()) == set(range(100, 130))
+
+
 def test_aliases_of_dumps_and_loads(wrap, tmp_path):
     buffer = fill(wrap())
     buffer.sample()
@@ -931,6 +949,21 @@ def test_fresh_buffer_refuses_a_state_of_other_specs_and_stays_empty(wrap, make_
     with pytest.raises(CheckpointError, match="spec"):
         other.load_state_dict(buffer.state_dict())
     assert len(other) == 0
+
+
+@pytest.mark.parametrize("reason", ["other spec", "other capacity"])
+def test_state_that_is_refused_leaves_data_that_were_not_sampled_yet(wrap, make_generator, reason):
+    buffer = fill(wrap(tensor_buffer(prefetch=1)))
+    buffer.sample()
+    wider = TransitionSpec.from_spaces(spaces.Box(-INFINITY, INFINITY, (2,)), spaces.Box(-2, 2, (1,)))
+    if reason == "other spec":
+        options = {"generator": make_generator(wider), "action_spec": Bounded(-2, 2, (1,))}
+        other = fill(wrap(tensor_buffer(prefetch=1), **options), 30, first=100)
+    else:
+        other = fill(wrap(tensor_buffer(prefetch=2)), 30, first=100)
+    with pytest.raises((CheckpointError, RuntimeError), match=r"spec|capacity"):
+        other.load_state_dict(buffer.state_dict())
+    assert other.storage[:][REWARD].flatten().tolist() == list(range(100, 130))
 
 
 def test_real_buffer_that_refuses_a_state_leaves_the_synthetic_rows(wrap):
@@ -1241,6 +1274,22 @@ def test_transitions_that_were_there_before_count(wrap):
     assert buffer.source.spec == SPEC
     buffer.sample()
     assert (buffer.source.steps, buffer.source.refreshes) == (10, 1)
+
+
+def test_transitions_in_the_storage_of_a_delayed_buffer_count(wrap):
+    storage = LazyTensorStorage(100)
+    fill(tensor_buffer(storage=storage))
+    buffer = wrap(tensor_buffer(storage=storage, delayed_init=True))
+    assert not buffer.initialized
+    assert buffer.sample()["is_synthetic"].sum() == 8
+    assert buffer.source.steps == 20
+
+
+def test_extending_by_nothing_counts_nothing(wrap):
+    buffer = fill(wrap())
+    buffer.extend(numbered(0))
+    buffer.sample()
+    assert buffer.source.steps == 20
 
 
 def test_transitions_that_were_overwritten_count(wrap):
