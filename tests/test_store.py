@@ -243,3 +243,22 @@ def test_store_continues_after_a_move(holding):
         one.sample(8)
     moved.to(CPU)
     assert torch.equal(store.sample(8), moved.sample(8))
+
+
+def test_look_ahead_is_short_after_a_change_of_size(holding):
+    store = holding(50)
+    for n in (8, 5, 8, 5):
+        store.sample(n)
+        assert len(store._held.ahead) <= 1
+    for _ in range(3):
+        store.sample(5)
+    assert len(store._held.ahead) > 20
+
+
+def test_look_ahead_is_bounded_in_bytes():
+    wide = TransitionSpec.from_spaces(spaces.Box(0, 255, (200_000,)), spaces.Discrete(3))
+    store = SyntheticStore(wide, 4, CPU)
+    store.replace(Transitions(wide, torch.zeros(4, wide.dim)))
+    for _ in range(3):
+        store.sample(16)
+    assert not store._held.ahead

@@ -197,7 +197,6 @@ SB3 = Framework(
         "test_train_eval_mode.py": {},
         "test_custom_policy.py": {},
         "test_gae.py": {},
-        "test_logger.py": {},
     },
     substitute=substitute_sb3,
     leave_out=("A2C", "PPO", "a2c", "ppo", "RolloutBuffer", "large_model"),

@@ -728,3 +728,17 @@ def test_everything_lives_on_the_gpu(tmp_path):
     other.load(tmp_path / "set.npz")
     assert held(other).device.type == "cuda"
     assert other.sample(8)[0].shape == (8, 3)
+
+
+def test_one_transition_is_stored_alike_on_the_short_and_the_careful_way():
+    rng = np.random.default_rng(0)
+    short, careful = ReplayBuffer(3, 2, 10), ReplayBuffer(3, 2, 10, max_action=1.0)
+    for done in (False, True, np.bool_(True), 0.0):
+        fields = rng.normal(size=3), rng.uniform(-1, 1, 2), float(rng.normal()), rng.normal(size=3), done
+        short.add_transition(*fields)
+        careful.add_transition(*fields)
+    np.random.seed(0)
+    one = short.sample(50)
+    np.random.seed(0)
+    for a, b in zip(one, careful.sample(50), strict=True):
+        assert torch.equal(a, b)

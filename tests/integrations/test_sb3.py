@@ -1137,3 +1137,51 @@ def test_runner_of_the_framework_tests_needs_no_framework(monkeypatch):
     assert "sb3" in runner.FRAMEWORKS
     with pytest.raises(ImportError):
         runner.FRAMEWORKS["sb3"].substitute(runner.Record(1.0))
+
+
+# --- what a review found ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("real_ratio", [0.0, 0.5])
+def test_fields_of_a_batch_stand_apart(make, real_ratio, size):
+    batch = fill(make(real_ratio=real_ratio), 20).sample(size)
+    value = torch.nn.Linear(2, 1)(batch.observations)
+    for field in (batch.actions, batch.rewards, batch.next_observations, batch.dones):
+        field.zero_()
+    value.sum().backward()  # autograd would complain had a field changed that it needs
+    assert all(field.is_contiguous() for field in flat(batch).values())
+
+
+def test_rows_to_learn_from_are_a_copy(make):
+    buffer = fill(make(), 20)
+    buffer.source.real.transitions().rows.zero_()
+    assert buffer.source.real.transitions().rows.abs().sum() > 0
+
+
+def test_mirror_is_made_anew_after_writing_to_the_arrays(make):
+    buffer = fill(make(schedule=RetrainSchedule(every=10**6, start=10**6)), 20)
+    assert_mirrors(buffer)
+    buffer.rewards[:5] = 77
+    buffer.mirror_anew()
+    assert_mirrors(buffer)
+
+
+def test_own_class_for_dict_observations_has_to_say_so():
+    class Mine(SynthERBuffer):
+        pass
+
+    with pytest.raises(TypeError, match="derive it from SynthERDictBuffer"):
+        Mine(100, OBSERVATIONS["Dict"], FORCE)
+
+
+@pytest.mark.parametrize("gamma", ["x", -0.1, 1.1, float("nan")])
+def test_gamma_is_a_share(make, gamma):
+    with pytest.raises(ValueError, match="gamma"):
+        make(gamma=gamma)
+
+
+def test_callback_compares_the_discounts():
+    trained = model(options={**OPTIONS, "n_steps": 3, "gamma": 0.9})
+    with pytest.raises(ValueError, match=r"gamma: that of the buffer is 0.9, that of the algorithm 0.99"):
+        trained.learn(10, callback=SynthERCallback())

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import threading
 import warnings
 
 import numpy as np
@@ -1631,3 +1632,81 @@ def test_interrupt_comes_through_and_sampling_goes_on(wrap):
     batch, info = buffer.sample(return_info=True)
     assert batch["is_synthetic"].sum() == 8
     assert_whole_rows(buffer, batch, info)
+
+
+# --- what a review found ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before wrapping", "at the first sample"])
+def test_n_step_returns_are_refused(wrap, when):
+    data = numbered(20).set("steps_to_next_obs", torch.full((20, 1), 3))
+    with pytest.raises(ValueError, match="n-step returns"):
+        if when == "before wrapping":
+            real = tensor_buffer()
+            real.extend(data)
+            wrap(real)
+        else:
+            buffer = wrap()
+            buffer.extend(data)
+            buffer.sample()
+
+
+def test_rows_to_learn_from_are_read_while_nobody_writes(wrap):
+    buffer = fill(wrap())
+    buffer.sample()
+    with buffer.real._replay_lock:
+        reader = threading.Thread(target=buffer.source.real.transitions)
+        reader.start()
+        reader.join(0.2)
+        assert reader.is_alive()
+    reader.join(5)
+    assert not reader.is_alive()
+
+
+def test_iteration_by_next_is_ours_alone(wrap):
+    buffer = fill(wrap())
+    buffer.next()
+    assert buffer.real._iterator is None
+
+
+def test_transform_appended_behind_our_back_is_noticed(wrap):
+    buffer = fill(wrap())
+    buffer.sample()
+    buffer.transform.append(RenameTransform(in_keys=["observation"], out_keys=["seen"]))
+    assert {"seen"} <= names(buffer.sample())
+    assert "observation" not in names(buffer.sample())
+
+
+def test_transform_of_an_entry_that_is_not_modelled_is_named(wrap):
+    buffer = wrap(tensor_buffer(transform=lambda data: data.set("twice", 2 * data["sample_log_prob"])))
+    with pytest.raises(ValueError, match="transform: it needs an entry that synthetic rows do not have"):
+        fill(buffer).sample()
+
+
+@pytest.mark.parametrize("make", ["tensor", "list"])
+@pytest.mark.parametrize("real_ratio", [0.0, 0.5])
+def test_entries_of_a_batch_stand_apart(wrap, make, real_ratio):
+    batch = fill(wrap(REAL[make](), real_ratio=real_ratio)).sample()
+    value = nn.Linear(2, 1)(batch["observation"])
+    for key in batch.keys(True, True):
+        if key != "observation":
+            batch[key].zero_()
+    value.sum().backward()  # autograd would complain had an entry changed that it needs
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("storage", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("transform", [None, RewardScaling(loc=1.0, scale=2.0, in_keys=[REWARD])])
+def test_storage_and_batches_on_any_device(storage, device, transform):
+    real = tensor_buffer(storage=LazyTensorStorage(100, device=storage), transform=transform)
+    schedule = RetrainSchedule(every=10, rows=40, start=30)
+    buffer = SynthERReplayBuffer(real, action_spec=ACTION, device=device, generator=TINY, schedule=schedule)
+    for rows, synthetic in ((20, 0), (40, 8)):
+        batch, info = fill(buffer, rows, first=rows).sample(return_info=True)
+        assert {value.device.type for value in batch.values(True, True)} == {device}
+        assert batch["is_synthetic"].sum() == synthetic
+        held = info["index"] >= 0
+        scale, shift = (2.0, 1.0) if transform else (1.0, 0.0)
+        stored = buffer.storage[:][REWARD].to(device)[info["index"][held].to(device)]
+        assert torch.allclose(batch[REWARD][held], stored * scale + shift)
