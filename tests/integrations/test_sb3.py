@@ -845,7 +845,7 @@ def test_callback_refuses_another_buffer():
         ({"real_ratio": float("nan")}, ValueError),
         ({"real_ratio": "half"}, ValueError),
         ({"generator": "tiny"}, TypeError),
-        ({"generator": object()}, TypeError),
+        ({"generator": 7}, TypeError),
         ({"schedule": 1_000}, TypeError),
         ({"synthetic_capacity": 0}, ValueError),
         ({"synthetic_capacity": 1e6}, TypeError),
