@@ -119,7 +119,12 @@ class CORL(Pair):
         from synther_replay.adapters.corl import ReplayBuffer
 
         options = {key: value for key, value in _OPTIONS.items() if key != "schedule"}
-        arguments = (OBSERVATION, ACTION, self.rows, str(self.device))
+        arguments = (
+            OBSERVATION,
+            ACTION,
+            2 * self.rows,
+            str(self.device),
+        )  # CORL's cannot add to one that was loaded full
         return ReplayBuffer(*arguments, real_ratio=0.5, **options) if ours else self._own()(*arguments)
 
     def _own(self) -> Any:
