@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,25 +66,39 @@ class RealEntries:
         return values, {key: _join([info[key] for _, info in drawn], count) for key in drawn[0][1]}
 
     def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> tuple[dict[Key, Tensor], Tensor, Info]:
-        """A batch of synthetic entries with real ones at `places`; also the places that were filled, and the info.
+        """A batch of synthetic entries with real ones at `places`; also which rows are real, bool, and the info.
 
-        These are fewer when the sampler runs out of rows: synthetic ones then keep the other places.
+        Fewer places are filled when the sampler runs out of rows: synthetic ones then keep the others.
         """
+        size = length(synthetic)
         if self._is_plain() and self._tensors_here(places.device):
             # Whole batches from the storage, of which the real places count: fewer operations than index by index.
             with locked(self.real):
                 index, info, held = self._draw(len(places))
                 places = places[: len(index)]
-                numbers = torch.full((length(synthetic),), -1, device=index.device).index_copy_(0, places, index)
-                is_real, numbers = numbers >= 0, numbers.clamp_(min=0)
+                numbers = filled("index", index, places, size)
+                is_real, readable = numbers >= 0, numbers.clamp(min=0)
+                column = is_real[:, None]
                 mixed = {
-                    key: torch.where(is_real.view(-1, *[1] * (v.ndim - 1)), held[key].index_select(0, numbers), v)
+                    key: torch.where(
+                        column if v.ndim == 2 else is_real.view(-1, *[1] * (v.ndim - 1)),
+                        held[key].index_select(0, readable),
+                        v,
+                    )
                     for key, v in synthetic.items()
                 }
-            return mixed, places, info
+            others = {
+                key: each(v, partial(filled, key, places=places, size=size))
+                for key, v in info.items()
+                if key != "index"
+            }
+            return mixed, is_real, {**others, "index": numbers}
         real, info = self.sample(len(places), list(synthetic))
         places = places[: length(real)]
-        return {key: v.clone().index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}, places, info
+        is_real = torch.zeros(size, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
+        info = {key: each(v, partial(filled, key, places=places, size=size)) for key, v in info.items()}
+        mixed = {key: v.clone().index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}
+        return mixed, is_real, info
 
     def _ask(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         with warnings.catch_warnings():  # half a batch has another size than the buffer was made for
@@ -138,7 +153,7 @@ def as_tensordict(values: dict[Key, Tensor], size: int, device: torch.device) ->
         inner = nested
         for name in path:
             inner = inner.setdefault(name, {})
-        inner[last] = value.to(device)
+        inner[last] = value if value.device == device else value.to(device)
 
     def unchecked(entries: dict[str, Any]) -> TensorDict:
         source = {name: unchecked(entry) if isinstance(entry, dict) else entry for name, entry in entries.items()}
@@ -157,6 +172,13 @@ def each(value: Any, function: Any) -> Any:
 def length(values: dict[Key, Tensor]) -> int:
     """Rows in a batch."""
     return len(next(iter(values.values())))
+
+
+def filled(name: str, real: Tensor, places: Tensor, size: int) -> Tensor:
+    """What is known of the real rows at `places` among what holds for synthetic ones: index -1, weight 1."""
+    filler = -1 if "index" in name else 1 if "weight" in name else 0
+    whole = torch.full((size, *real.shape[1:]), filler, dtype=real.dtype, device=places.device)
+    return whole.index_copy_(0, places, real.to(places.device))
 
 
 def _with_axis(info: Info) -> Info:

@@ -15,7 +15,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
-from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, length, locked, stored
+from synther_replay.adapters._torchrl_rows import RealEntries, as_tensordict, each, filled, length, locked, stored
 from synther_replay.assembly import SourceOptions
 from synther_replay.checkpoint import load_checkpoint
 from synther_replay.config import GeneratorConfig
@@ -199,19 +199,27 @@ class SynthERReplayBuffer:
         source = self._make_source()
         self._count()
         drawn = source.draw(batch_size)
+        device = source.device
         if drawn is None:
             values, info = self._rows.sample(batch_size, self._batch_entries())
-            places = torch.arange(length(values))
+            is_real = torch.ones(length(values), dtype=torch.bool, device=device)
         else:
             batch, places = drawn
             synthetic = self._transformed(batch.rows)
             values = {key: synthetic[key] for key in self._batch_entries()}
             if len(places):
-                values, places, info = self._rows.mix_into(values, places)
+                values, is_real, info = self._rows.mix_into(values, places)
             else:  # copies, so that no entry shares memory with another
-                values, info = {key: value.clone() for key, value in values.items()}, self._info_of_none()
-        data, mixed = self._as_batch(values, places, info, include_info is not False)
-        return (data, mixed) if return_info else data
+                values = {key: value.clone() for key, value in values.items()}
+                is_real = torch.zeros(batch_size, dtype=torch.bool, device=device)
+                info = self._info_of_none(places, batch_size)
+        info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
+        entries: dict[Any, Tensor] = {**values, "is_synthetic": ~is_real}
+        if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
+            for key, value in info.items():  # its batches say where they come from
+                entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
+        data = as_tensordict(entries, len(is_real), device)
+        return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
         """Batches, until the sampler of the real buffer has run out (most never do)."""
@@ -384,31 +392,10 @@ class SynthERReplayBuffer:
             self._entries_for = transforms
         return self._entries
 
-    def _info_of_none(self) -> dict[str, Any]:
-        """What the sampler tells of no rows at all: what it tells of one, without that one."""
+    def _info_of_none(self, places: Tensor, size: int) -> dict[str, Any]:
+        """The info of a batch without real rows: like what the sampler tells of one row, without that one."""
         if self._empty_info is None:
             _, info = self._rows.sample(1, self._batch_entries())
             self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
-        return self._empty_info
-
-    def _as_batch(
-        self, values: dict[Key, Tensor], places: Tensor, info: dict[str, Any], include_info: bool
-    ) -> tuple[Any, dict[str, Any]]:
-        """Entries, which of them are synthetic, and what is known of the real ones at `places`."""
-        size = length(values)
-        device = self._make_source().device
-        places = places.to(device)
-        synthetic = torch.ones(size, dtype=torch.bool, device=device).index_fill_(0, places, 0)
-        batch: dict[Any, Any] = {**values, "is_synthetic": synthetic}
-        mixed = {key: each(value, lambda v, key=key: _filled(key, v, places, size)) for key, value in info.items()}
-        if include_info and isinstance(self.real, TensorDictReplayBuffer):  # its batches say where they come from
-            for key, value in mixed.items():
-                batch[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
-        return as_tensordict(batch, size, device), mixed
-
-
-def _filled(name: str, real: Tensor, places: Tensor, size: int) -> Tensor:
-    """What is known of the real rows among what holds for synthetic ones: index -1, weight 1."""
-    filler = -1 if "index" in name else 1 if "weight" in name else 0
-    filled = torch.full((size, *real.shape[1:]), filler, dtype=real.dtype, device=places.device)
-    return filled.index_copy_(0, places[: len(real)], real.to(places.device))
+        empty = self._empty_info
+        return {key: each(v, functools.partial(filled, key, places=places, size=size)) for key, v in empty.items()}
