@@ -76,7 +76,7 @@ class Framework:
     """What has to be known of a framework.
 
     Attributes:
-        distribution: What is installed, by its name on PyPI.
+        distribution: Name of the installed distribution.
         folder: Where its tests are in a checkout.
         files: The test files, each with options that our buffers need there.
         substitute: Puts our classes in the place of the framework's; called before its tests are imported.
@@ -232,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = options.files or list(framework.files)
     if unknown := set(files) - set(framework.files):
         parser.error(f"--files: expected some of {sorted(framework.files)}, got {sorted(unknown)}")
+    torch.set_num_threads(1)  # the networks are so small that threads cost more than they bring
     record = Record(options.real_ratio)
     framework.substitute(record)
     paths = [str(folder / name) for name in files]
