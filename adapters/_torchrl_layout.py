@@ -130,6 +130,19 @@ class Layout:
             if key != next_of(keys.terminated) and example.get(key, None) is not None
         ]
 
+        # Plain data, which nearly all are, can be mixed as one matrix of numbers and one of flags.
+        *numbers, terminated = self.entries
+        self.number_keys = [entry.key for entry in numbers]
+        self.number_widths = [entry.columns.stop - entry.columns.start for entry in numbers]
+        ends = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
+        self.flags_of_the_end = 1 + len(ends)
+        self.flag_keys = [terminated.key, *ends, *(key for key, _ in self._flags if key not in ends)]
+        self.is_packed = (
+            all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)
+            and (terminated.dtype, terminated.shape) == (torch.bool, (1,))
+            and all(shape == (1,) and example.get(key).dtype == torch.bool for key, shape in self._flags)
+        )
+
     def rows(self, data: TensorDictBase) -> Tensor:
         """Entries of ``(n,)`` transitions as rows ``(n, dim)``."""
         parts = []

@@ -18,6 +18,7 @@ from synther_replay.adapters._torchrl_layout import Key, Layout
 from synther_replay.transitions import Transitions
 
 Info = dict[str, Any]
+Mixed = tuple[dict[Key, Tensor], Tensor, Info]  # entries, which rows are real, what the sampler tells of those
 
 
 class RealEntries:
@@ -65,34 +66,37 @@ class RealEntries:
         values = {key: _join([values[key] for values, _ in drawn], count) for key in entries}
         return values, {key: _join([info[key] for _, info in drawn], count) for key in drawn[0][1]}
 
-    def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> tuple[dict[Key, Tensor], Tensor, Info]:
+    def mix_rows(self, rows: Tensor, places: Tensor) -> Mixed | None:
+        """As `mix_into`, from synthetic rows ``(size, dim)``, in few operations; None where data or device forbid it.
+
+        Whole batches are read from the storage, of which the real places count. All numbers are joined before they are
+        chosen from, and so are all flags: with tensors this small it is the number of operations that takes the time.
+        """
+        if not (self._is_plain() and self.layout.is_packed and self._tensors_here(places.device)):
+            return None
+        numbers, flags = self.layout.number_keys, self.layout.flag_keys
+        with locked(self.real):
+            index, info, held = self._draw(len(places))
+            size, places = len(rows), places[: len(index)]
+            row_numbers = filled("index", index, places, size)
+            is_real, readable = (row_numbers >= 0)[:, None], row_numbers.clamp(min=0)
+            real = torch.cat([held[key].index_select(0, readable) for key in numbers], 1)
+            raised = torch.cat([held[key].index_select(0, readable) for key in flags], 1).logical_and_(is_real)
+        mixed = torch.where(is_real, real, rows[:, :-1])
+        ended = raised[:, : self.layout.flags_of_the_end]  # these come first
+        ended.logical_or_((rows[:, -1:] > 0.5).logical_and_(~is_real))
+        # copies: entries that shared memory would look to autograd like one
+        values = dict(zip(numbers, torch.split_with_sizes_copy(mixed, self.layout.number_widths, 1), strict=True))
+        values |= zip(flags, torch.split_with_sizes_copy(raised, [1] * len(flags), 1), strict=True)
+        others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
+        return values, is_real[:, 0], {**others, "index": row_numbers}
+
+    def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> Mixed:
         """A batch of synthetic entries with real ones at `places`; also which rows are real, bool, and the info.
 
         Fewer places are filled when the sampler runs out of rows: synthetic ones then keep the others.
         """
         size = length(synthetic)
-        if self._is_plain() and self._tensors_here(places.device):
-            # Whole batches from the storage, of which the real places count: fewer operations than index by index.
-            with locked(self.real):
-                index, info, held = self._draw(len(places))
-                places = places[: len(index)]
-                numbers = filled("index", index, places, size)
-                is_real, readable = numbers >= 0, numbers.clamp(min=0)
-                column = is_real[:, None]
-                mixed = {
-                    key: torch.where(
-                        column if v.ndim == 2 else is_real.view(-1, *[1] * (v.ndim - 1)),
-                        held[key].index_select(0, readable),
-                        v,
-                    )
-                    for key, v in synthetic.items()
-                }
-            others = {
-                key: each(v, partial(filled, key, places=places, size=size))
-                for key, v in info.items()
-                if key != "index"
-            }
-            return mixed, is_real, {**others, "index": numbers}
         real, info = self.sample(len(places), list(synthetic))
         places = places[: length(real)]
         is_real = torch.zeros(size, dtype=torch.bool, device=places.device).index_fill_(0, places, True)

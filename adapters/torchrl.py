@@ -204,15 +204,7 @@ class SynthERReplayBuffer:
             values, info = self._rows.sample(batch_size, self._batch_entries())
             is_real = torch.ones(length(values), dtype=torch.bool, device=device)
         else:
-            batch, places = drawn
-            synthetic = self._transformed(batch.rows)
-            values = {key: synthetic[key] for key in self._batch_entries()}
-            if len(places):
-                values, is_real, info = self._rows.mix_into(values, places)
-            else:  # copies, so that no entry shares memory with another
-                values = {key: value.clone() for key, value in values.items()}
-                is_real = torch.zeros(batch_size, dtype=torch.bool, device=device)
-                info = self._info_of_none(places, batch_size)
+            values, is_real, info = self._mixed(drawn[0].rows, drawn[1])
         info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
         entries: dict[Any, Tensor] = {**values, "is_synthetic": ~is_real}
         if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
@@ -220,6 +212,18 @@ class SynthERReplayBuffer:
                 entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
         data = as_tensordict(entries, len(is_real), device)
         return (data, info) if return_info else data
+
+    def _mixed(self, rows: Tensor, places: Tensor) -> Any:
+        """Entries of synthetic rows with real ones at `places`, which of them are real, and the info: a `Mixed`."""
+        if len(places) and (quickly := self._rows.mix_rows(rows, places)) is not None:
+            return quickly
+        synthetic = self._transformed(rows)
+        values = {key: synthetic[key] for key in self._batch_entries()}
+        if len(places):
+            return self._rows.mix_into(values, places)
+        values = {key: value.clone() for key, value in values.items()}  # none shares memory with another
+        none = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        return values, none, self._info_of_none(places, len(rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Batches, until the sampler of the real buffer has run out (most never do)."""
@@ -384,6 +388,8 @@ class SynthERReplayBuffer:
         """The entries that real and synthetic rows have in common; the same in every batch."""
         transforms = tuple(map(id, self.real.transform))
         if not self._entries or self._entries_for != transforms:
+            if not len(self.real):
+                raise ValueError("buffer: it is empty, add transitions before sampling")
             with locked(self.real):
                 synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
                 real = self.real._collate_fn(self.real.storage[:1])
