@@ -86,8 +86,9 @@ class RealEntries:
         ended = raised[:, : self.layout.flags_of_the_end]  # these come first
         ended.logical_or_((rows[:, -1:] > 0.5).logical_and_(~is_real))
         # copies: entries that shared memory would look to autograd like one
-        values = dict(zip(numbers, torch.split_with_sizes_copy(mixed, self.layout.number_widths, 1), strict=True))
-        values |= zip(flags, torch.split_with_sizes_copy(raised, [1] * len(flags), 1), strict=True)
+        split: Any = torch.split_with_sizes_copy
+        values: dict[Key, Tensor] = dict(zip(numbers, split(mixed, self.layout.number_widths, 1), strict=True))
+        values |= zip(flags, split(raised, [1] * len(flags), 1), strict=True)
         others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
         return values, is_real[:, 0], {**others, "index": row_numbers}
 

@@ -201,6 +201,8 @@ class SynthERReplayBuffer:
         drawn = source.draw(batch_size)
         device = source.device
         if drawn is None:
+            if not len(self.real):
+                raise ValueError("buffer: it is empty, add transitions before sampling")
             values, info = self._rows.sample(batch_size, self._batch_entries())
             is_real = torch.ones(length(values), dtype=torch.bool, device=device)
         else:
@@ -388,8 +390,6 @@ class SynthERReplayBuffer:
         """The entries that real and synthetic rows have in common; the same in every batch."""
         transforms = tuple(map(id, self.real.transform))
         if not self._entries or self._entries_for != transforms:
-            if not len(self.real):
-                raise ValueError("buffer: it is empty, add transitions before sampling")
             with locked(self.real):
                 synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
                 real = self.real._collate_fn(self.real.storage[:1])

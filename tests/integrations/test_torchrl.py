@@ -519,6 +519,25 @@ def test_entries_that_collate_fn_leaves_out_are_left_out(wrap, storage):
     assert names(buffer.sample()) & MODELLED == MODELLED - {"done"}
 
 
+def test_packed_and_other_data_are_mixed_alike(wrap):
+    """Data of plain types are mixed as two matrices, others entry by entry: the same rows come out."""
+    options = {"schedule": RetrainSchedule(every=10, rows=40, start=10)}
+    packed, other = (wrap(tensor_buffer(generator=seeded()), **options) for _ in range(2))
+    for buffer in (packed, other):
+        buffer.extend(numbered(20))
+        buffer.sample()
+    assert packed.source.real.layout.is_packed
+    other.source.real.layout.is_packed = False
+    for buffer in (packed, other):
+        buffer.real.set_rng(seeded(1))
+    for size in (16, 5, 16):
+        one, two = packed.sample(size), other.sample(size)
+        assert names(one) == names(two)
+        for key in one.keys(True, True):
+            assert torch.equal(one[key], two[key]), key
+            assert one[key].dtype == two[key].dtype
+
+
 def test_batches_may_be_kept_and_changed(wrap):
     buffer = fill(wrap(tensor_buffer(generator=seeded())), 60)
     twin = copy.deepcopy(buffer)
@@ -1558,7 +1577,7 @@ def test_empty_buffer_cannot_be_sampled(wrap):
         buffer.sample()
     fill(buffer).sample()
     buffer.empty()
-    with pytest.raises(RuntimeError, match="empty"):
+    with pytest.raises(ValueError, match="empty"):
         buffer.sample()
 
 
