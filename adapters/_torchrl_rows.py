@@ -33,8 +33,8 @@ class RealEntries:
         """Look at how the buffer draws its rows."""
         self.real, self.layout = real, layout
         self._tensors: dict[Key, Tensor] = {}
-        # Where nothing stands between the storage and a batch, reading just the entries that are wanted takes a third
-        # of the time of `sample`. A buffer of another kind, or with options that change its rows, is asked itself.
+        # Where nothing stands between the storage and a batch, reading just the entries that are wanted is quicker than
+        # `sample`. A buffer of another kind, or with options that change its rows, is asked itself.
         self._plain = (
             type(real)._sample in (ReplayBuffer._sample, TensorDictReplayBuffer._sample)
             and isinstance(real.storage, TensorStorage)
@@ -72,7 +72,7 @@ class RealEntries:
         Whole batches are read from the storage, of which the real places count. All numbers are joined before they are
         chosen from, and so are all flags: with tensors this small it is the number of operations that takes the time.
         """
-        if not (self._is_plain() and self.layout.is_packed and self._tensors_here(places.device)):
+        if not (self._is_plain() and self.layout.is_packed and self._storage_device() == places.device):
             return None
         numbers, flags = self.layout.number_keys, self.layout.flag_keys
         with locked(self.real):
@@ -114,19 +114,21 @@ class RealEntries:
     def _is_plain(self) -> bool:
         return self._plain and not len(self.real.transform) and not getattr(self.real, "_service_shutdown", False)
 
-    def _tensors_here(self, device: torch.device) -> bool:
-        """Whether the storage is on this device; also looks its tensors up, which takes as long as reading them."""
+    def _held(self) -> dict[Key, Tensor]:
+        """The tensors of the storage by key; kept, because looking nested keys up takes as long as reading rows."""
         data, probe = self.real.storage._storage, self.layout.keys.action
         if data.get(probe) is not self._tensors.get(probe):
             self._tensors = {key: data.get(key) for key in data.keys(True, True)}
-        return self._tensors[probe].device == device
+        return self._tensors
+
+    def _storage_device(self) -> torch.device:
+        return self._held()[self.layout.keys.action].device
 
     def _draw(self, count: int) -> tuple[Tensor, Info, dict[Key, Tensor]]:
         """Indices on the device of the storage, what the sampler tells of them, and the tensors that they are of."""
         index, info = self.real.sampler.sample(self.real.storage, count)
-        self._tensors_here(index.device)
-        index = index.to(self._tensors[self.layout.keys.action].device)
-        return index, {**_with_axis(info), "index": index}, self._tensors
+        index = index.to(self._storage_device())
+        return index, {**_with_axis(info), "index": index}, self._held()
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and deepcopy take along: not the tensors of the storage a second time."""
