@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.diffusion.acceleration import fused
+from synther_replay.acceleration import fused
 from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
 
 P_MEAN = -1.2  # ln(sigma) in training is normal with this mean ...
