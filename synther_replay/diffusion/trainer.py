@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.acceleration import capture
 from synther_replay.checks import whole_number
 from synther_replay.diffusion import edm
-from synther_replay.acceleration import capture
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
