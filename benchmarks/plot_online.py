@@ -31,7 +31,9 @@ SUBJECT = "synther-fast"
 # the colours of Okabe and Ito, which colour-blind readers tell apart
 COLOURS = {"sac": "#000000", "sac20": "#E69F00", "redq": "#009E73", SUBJECT: "#0072B2", "synther-paper": "#CC79A7"}
 SPARE_COLOURS = ("#D55E00", "#56B4E9", "#F0E442")
-KEYS = ("env", "algo", "preset", "seeds", "steps", "curve", "wall_seconds", "machine")
+# the last four are where a number comes from, without which it is not published
+KEYS = ("env", "algo", "preset", "seeds", "utd", "steps", "curve", "wall_seconds")
+KEYS += ("machine", "versions", "command", "commit")
 PARTS = ("env", "learner", "fit", "generate", "evaluate")
 INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
 

@@ -281,6 +281,14 @@ def test_damaged_files_and_missing_keys_are_named(tmp_path):
         assert said in str(refused.value)
 
 
+def test_a_result_without_its_origin_is_refused(tmp_path):
+    path = write(tmp_path, "cheetah-run", "sac", [1.0])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in content.items() if key != "commit"}))
+    with pytest.raises(ValueError, match=r"missing: commit$"):
+        plot_online.read_run(path)
+
+
 def test_panels_stand_in_two_rows_of_three_and_missing_ones_stay_empty(tmp_path, monkeypatch):
     path = write(tmp_path, "cheetah-run", "sac", [1.0, 3.0], steps=4000)
     drawn = []
