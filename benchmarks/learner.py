@@ -1,0 +1,248 @@
+"""SAC and REDQ for many seeds at once: one stack of networks, one captured graph per environment step.
+
+`updates` critic updates are made per environment step and one of policy and temperature, as in the REDQ code base
+("policy delay"). The policy is fixed while the critics learn, so the rows of all batches and the next actions come from
+one gather and one forward pass; what is left per critic update is some twenty kernels for all seeds together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from replay import StackedReplay
+from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, initialise, padded
+from torch import Tensor
+
+from synther_replay.acceleration import capture, fused
+from synther_replay.seeding import derive_seed, generator_for
+
+_LOG_STD = (-20.0, 2.0)
+_PAIR = 2  # target critics of which the smaller value counts
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of the REDQ code base, which the paper used."""
+
+    critics: int = 2
+    updates: int = 20  # of the critics per environment step
+    batch_size: int = 256
+    hidden: int = 256
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    target_speed: float = 0.005  # 1 - polyak
+
+
+@fused
+def _squash(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions ``(..., A)`` of a policy that puts out ``(..., 2A)``, and their log-probabilities ``(...)``."""
+    mean, log_std = out.chunk(2, -1)
+    log_std = log_std.clamp(*_LOG_STD)
+    u = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    # log(1 - tanh(u)^2), in a form that stays exact for large u
+    log_slope = 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+    return u.tanh(), (log_normal - log_slope).sum(-1)
+
+
+@fused
+def _into_policy(out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, d_log_prob: Tensor) -> Tensor:
+    """The gradient of what the policy puts out, given those of `_squash`'s results."""
+    log_std = out.chunk(2, -1)[1]
+    inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
+    d_u = d_actions * (1 - actions.square()) + d_log_prob * 2 * actions
+    d_log_std = d_u * log_std.clamp(*_LOG_STD).exp() * noise - d_log_prob
+    return torch.cat((d_u, torch.where(inside, d_log_std, 0.0)), -1)
+
+
+@fused
+def _critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, critics: int, columns: int) -> Tensor:
+    """Inputs of all critics, then of all their targets, for all updates: ``(K, 2, M, N, B, columns)``."""
+    used = observation_dim + next_actions.shape[-1]
+    now = padded(rows[..., :used], columns=columns)
+    then = padded(rows[..., used + 1 : -1], next_actions, columns=columns)
+    both = torch.stack((now, then)).permute(2, 0, 1, 3, 4).unsqueeze(3)
+    return both.expand(-1, -1, -1, critics, -1, -1).contiguous()
+
+
+@fused
+def _bellman(rewards: Tensor, terminated: Tensor, log_prob: Tensor, alpha: Tensor, gamma: float) -> Tensor:
+    """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
+    discount = gamma * (1 - terminated)
+    return torch.stack((discount, rewards - discount * alpha * log_prob))
+
+
+@fused
+def _error(q: Tensor, next_q: Tensor, bellman: Tensor, left_out: Tensor) -> Tensor:
+    """Distance of values ``(M, N, B)`` from their targets; `left_out` ``(M, N)`` is infinite for critics not asked."""
+    target = bellman[0] * (next_q + left_out.unsqueeze(-1)).amin(1) + bellman[1]
+    return q - target.unsqueeze(1)
+
+
+class StackedSAC:
+    """M independent agents.
+
+    Args:
+        replay: Where their transitions are.
+        target_entropy: Of the policies.
+        settings: Hyper-parameters.
+        seed: The same seed and the same calls give the same agents on the same device.
+    """
+
+    def __init__(
+        self, replay: StackedReplay, target_entropy: float, settings: Hyperparameters | None = None, *, seed: int = 0
+    ) -> None:
+        """Draw the initial networks."""
+        self.replay, self.target_entropy, self.seed = replay, target_entropy, seed
+        self.settings = settings = settings or Hyperparameters()
+        self.device, self.agents = replay.device, replay.agents
+        spec = replay.spec
+        self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
+        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
+        self.stack = self.agents * settings.critics  # critics of all agents; those of one lie side by side
+        rng = generator_for("cpu", seed, 0)
+        critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
+        # Critics, then their targets: so both can be asked at once.
+        self.values = torch.cat((critics, critics))
+        self.critic = Adam(self.values[: self.stack], settings.learning_rate)
+        self.target = self.values[self.stack :]
+        self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
+        self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
+        self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # that were learnt from
+        self.rng = torch.Generator(self.device)
+        self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
+        self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
+        self._learn: dict[bool, Callable[[], None]] = {}
+        self._act = self._captured(self._choose_actions)
+        self.reseed(0)
+
+    def reseed(self, number: int) -> None:
+        """Begin the stream of random numbers with this number: a run can be continued wherever one begins."""
+        self.rng.manual_seed(derive_seed(self.seed, 1, number))
+
+    def act(self) -> None:
+        """Draw `actions` for `observations`; both keep their place in memory."""
+        self._act()
+
+    def learn(self) -> None:
+        """Make the updates of one environment step; on a GPU they are under way when this returns."""
+        self.prepare()
+        self._learn[self.replay.has_synthetic]()
+
+    def prepare(self) -> None:
+        """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
+        mixed = self.replay.has_synthetic
+        if mixed not in self._learn:
+            self._learn[mixed] = self._captured(self._draw_and_update)
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, next_noise: Tensor, left_out: Tensor, policy_noise: Tensor) -> None:
+        """K critic updates and one of policy and temperature, with all randomness given.
+
+        Args:
+            rows: Transitions, ``(M, K, B, dim)``.
+            next_noise: Of the next actions, ``(M, K, B, A)``.
+            left_out: Infinite for the target critics that an update does not ask, else 0; ``(K, M, N)``.
+            policy_noise: Of the actions by which the policy learns, ``(M, B, A)``.
+        """
+        spec, settings = self.replay.spec, self.settings
+        agents, updates, batch, _ = rows.shape
+        alpha = self.log_alpha.parameters.exp()
+        following = rows[..., spec.next_observations].flatten(1, 2)
+        out, _ = self._policy_forward(following)
+        next_actions, log_prob = _squash(out, next_noise.flatten(1, 2))
+        next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
+        columns = self.critic_shape.padded_inputs
+        inputs = _critic_inputs(rows, next_actions, spec.observation_dim, settings.critics, columns)
+        rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+        bellman = _bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
+        done = self.environment_steps * updates
+        rates = self.critic.rates(done + torch.arange(1, updates + 1, device=self.device))
+        critics, targets = (Layers.of(part, self.critic_shape) for part in (self.critic.gradient, self.values))
+        online = Layers.of(self.critic.parameters, self.critic_shape)
+        for k in range(updates):
+            q, kept = forward(targets, inputs[k].flatten(0, 2))
+            value, next_value = q.view(2, agents, settings.critics, batch)
+            error = _error(value, next_value, bellman[:, :, k], left_out[k])
+            backward(online, kept.first(self.stack), error.view(self.stack, batch, 1) * (2 / batch), critics)
+            self.critic.step_and_follow(rates[k], self.target, settings.target_speed)
+        self.environment_steps += 1
+        self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
+
+    def policy_weights(self) -> Layers:
+        """The policies as they are, on the CPU; `policy_mean` in `evaluation` knows how to use them."""
+        return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning goes on from, the replay aside."""
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue, in place: captured graphs stay valid."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
+        moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps}
+
+    def _update_policy(self, observations: Tensor, noise: Tensor, alpha: Tensor) -> None:
+        """One step towards ``min E[alpha log pi - mean over critics of Q]``, one of the temperature."""
+        spec, settings = self.replay.spec, self.settings
+        batch = observations.shape[1]
+        out, kept = self._policy_forward(observations)
+        actions, log_prob = _squash(out, noise)
+        columns = self.critic_shape.padded_inputs
+        inputs = padded(observations, actions, columns=columns).repeat_interleave(settings.critics, 0)
+        online = Layers.of(self.critic.parameters, self.critic_shape)
+        q, kept_values = forward(online, inputs)
+        d_q = torch.full_like(q, -1 / (settings.critics * batch))
+        d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
+        d_actions = d_inputs[..., spec.actions].sum(1)
+        d_out = _into_policy(out, noise, actions, d_actions, alpha.unsqueeze(1) / batch)
+        backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
+        rates = self.policy.rates(self.environment_steps.view(1))[0]
+        self.policy.step(rates)
+        self.log_alpha.gradient.copy_(-(log_prob + self.target_entropy).mean(1, keepdim=True))
+        self.log_alpha.step(rates)
+
+    def _policy_gradient(self) -> Layers:
+        return Layers.of(self.policy.gradient, self.policy_shape)
+
+    def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Any]:
+        x = padded(observations, columns=self.policy_shape.padded_inputs)
+        return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
+
+    def _draw_and_update(self) -> None:
+        settings, spec = self.settings, self.replay.spec
+        size = (self.agents, settings.updates, settings.batch_size)
+        rows = self.replay.draw(settings.updates, settings.batch_size, self.rng)
+        next_noise = self._normal(*size, spec.action_dim)
+        policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
+        left_out = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
+        if settings.critics > _PAIR:
+            chance = torch.rand(left_out.shape, generator=self.rng, device=self.device)
+            left_out = torch.where(chance.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
+        self.update(rows, next_noise, left_out, policy_noise)
+
+    @torch.no_grad()
+    def _choose_actions(self) -> None:
+        out, _ = self._policy_forward(self.observations.unsqueeze(1))
+        noise = self._normal(self.agents, 1, self.actions.shape[1])
+        self.actions.copy_(_squash(out, noise)[0].squeeze(1))
+
+    def _normal(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self.rng, device=self.device)
+
+    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
+        if self.device.type != "cuda":
+            return function
+        before = self.state_dict()
+        replay = capture(function, self.rng)
+        self.load_state_dict(before)
+        return replay

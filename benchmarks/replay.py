@@ -1,0 +1,94 @@
+"""The transitions of many agents, real and synthetic, where a captured graph reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay import Transitions, TransitionSpec
+from synther_replay.mixing import split_batch
+
+
+class StackedReplay:
+    """Real and synthetic rows of M agents in memory that keeps its place.
+
+    The library's own store is replaced as a whole; a captured graph needs addresses that stay, so here the new rows
+    are copied over the old ones instead.
+
+    Args:
+        spec: Layout of a row.
+        agents: M.
+        capacity: Most real rows per agent.
+        synthetic: Synthetic rows per agent.
+        real_ratio: Share of real rows in a batch once there are synthetic ones.
+        device: Where the rows live.
+    """
+
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        agents: int,
+        *,
+        capacity: int,
+        synthetic: int = 0,
+        real_ratio: float = 1.0,
+        device: torch.device,
+    ) -> None:
+        """Allocate all memory now."""
+        self.spec, self.agents, self.real_ratio, self.device = spec, agents, real_ratio, device
+        self.real = torch.zeros(agents, capacity, spec.dim, device=device)
+        self.synthetic = torch.zeros(agents, synthetic, spec.dim, device=device)
+        self.has_synthetic = False
+        self.count = 0
+        self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same for a captured graph
+
+    def add(self, rows: Tensor) -> None:
+        """Append one row per agent, ``(M, dim)``; on a GPU from pinned memory this waits for nothing."""
+        self.real[:, self.count].copy_(rows, non_blocking=True)
+        self.count += 1
+        self._count += 1
+
+    def transitions(self) -> Transitions:
+        """All real transitions, ``(M, count)``; one agent alone has no axis of its own, as a stack of one has none."""
+        rows = self.real[:, : self.count]
+        return Transitions(self.spec, rows[0] if self.agents == 1 else rows)
+
+    def replace_synthetic(self, transitions: Transitions) -> None:
+        """Take over new synthetic transitions for all agents."""
+        self.synthetic.copy_(transitions.rows.view(self.synthetic.shape))
+        self.has_synthetic = True
+
+    def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
+        """Batches for each agent, the real rows first, ``(M, batches, batch_size, dim)``."""
+        sizes = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
+        held = ((self.real, self._count), (self.synthetic, self.synthetic.shape[1]))
+        parts = [
+            self._pick(rows, used, (self.agents, batches, size), rng)
+            for (rows, used), size in zip(held, sizes, strict=True)
+            if size
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the rows."""
+        return {
+            "real": self.real[:, : self.count].clone(),
+            "synthetic": self.synthetic.clone() if self.has_synthetic else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.count = state["real"].shape[1]
+        self._count.fill_(self.count)
+        self.real[:, : self.count] = state["real"].to(self.device)
+        self.has_synthetic = state["synthetic"] is not None
+        if self.has_synthetic:
+            self.synthetic.copy_(state["synthetic"])
+
+    def _pick(self, rows: Tensor, used: Tensor | int, size: tuple[int, int, int], rng: torch.Generator) -> Tensor:
+        # float64: float32 has too few values to reach the rows of a large buffer evenly
+        index = (torch.rand(size, generator=rng, device=self.device, dtype=torch.float64) * used).long()
+        offset = torch.arange(self.agents, device=self.device)[:, None, None] * rows.shape[1]
+        return rows.view(-1, self.spec.dim)[index + offset]
