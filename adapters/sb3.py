@@ -1,7 +1,7 @@
 """Stable-Baselines3: ``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``.
 
 `SynthERBuffer` is SB3's own replay buffer, whose arrays, `add` and n-step returns it leaves alone; only `sample` mixes
-synthetic rows in. `SynthERCallback` logs what the generator does.
+synthetic rows in. `SynthERCallback` logs what the generator does. `FastSAC` is SB3's SAC for many updates per step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
+from synther_replay.adapters._sb3_batches import join_batches
 from synther_replay.adapters._sb3_callback import SynthERCallback
+from synther_replay.adapters._sb3_fast_sac import FastSAC
 from synther_replay.adapters._sb3_rows import RealRows
 from synther_replay.assembly import SourceOptions
 from synther_replay.checks import resolve_device, whole_number
@@ -27,7 +29,7 @@ from synther_replay.schedule import RetrainSchedule
 from synther_replay.synthetic import SyntheticSource
 from synther_replay.transitions import Transitions, TransitionSpec
 
-__all__ = ["SynthERBuffer", "SynthERCallback", "SynthERDictBuffer", "transition_spec"]
+__all__ = ["FastSAC", "SynthERBuffer", "SynthERCallback", "SynthERDictBuffer", "transition_spec"]
 
 
 def transition_spec(
@@ -177,14 +179,10 @@ class SynthERBuffer(NStepReplayBuffer):
 
         Synthetic rows go through `env`'s normalisation as the real ones do.
         """
-        source = self.source
-        source.steps += (self.added - self._counted) * self.n_envs
-        self._counted = self.added
-        if source.real_ratio == 1.0:
+        self._count_steps()
+        if self.source.real_ratio == 1.0:
             return super().sample(batch_size, env)
-        if not len(self._real):
-            raise ValueError("buffer: it is empty, add transitions before sampling")
-        drawn = source.draw(batch_size)
+        drawn = self.source.draw(batch_size)
         if self.n_steps > 1:
             return self._sample_n_step(batch_size, env, drawn)
         if drawn is None:
@@ -193,6 +191,23 @@ class SynthERBuffer(NStepReplayBuffer):
         if len(places):
             batch.rows.index_copy_(0, places, self._real.sample(len(places)))
         return self._as_samples(batch.rows, env)
+
+    def sample_batches(self, count: int, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """The rows of `count` calls of `sample` in one batch, in few operations."""
+        whole_number("count", count)
+        if self.source.real_ratio == 1.0 or self.n_steps > 1:
+            return join_batches([self.sample(batch_size, env) for _ in range(count)])
+        self._count_steps()
+        drawn = [self.source.draw(batch_size) for _ in range(count)]
+        mixed = [one for one in drawn if one is not None]  # all of them or none: only the first may have been a refit
+        if not mixed:
+            return self._as_samples(self._real.sample(batch_size, count), env)
+        rows = torch.cat([batch.rows for batch, _ in mixed])
+        places = torch.stack([places for _, places in mixed])
+        if places.numel():
+            places += torch.arange(0, len(rows), batch_size, device=self.device)[:, None]
+            rows.index_copy_(0, places.view(-1), self._real.sample(places.shape[1], count))
+        return self._as_samples(rows, env)
 
     def reset(self) -> None:
         """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
@@ -203,6 +218,13 @@ class SynthERBuffer(NStepReplayBuffer):
     def mirror_anew(self) -> None:
         """Copy all real rows to the GPU again: for those who write to the arrays other than by `add`."""
         self._real.forget()
+
+    def _count_steps(self) -> None:
+        """Tell the source what was added since the last batch."""
+        self.source.steps += (self.added - self._counted) * self.n_envs
+        self._counted = self.added
+        if self.source.real_ratio < 1.0 and not len(self._real):
+            raise ValueError("buffer: it is empty, add transitions before sampling")
 
     def _sample_n_step(
         self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
