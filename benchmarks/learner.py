@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from critics import make_critics
 from replay import StackedReplay
-from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, initialise, padded
+from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise, padded
 from torch import Tensor
 
 from synther_replay.acceleration import capture, fused
@@ -50,23 +51,37 @@ def _squash(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused
-def _into_policy(out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, d_log_prob: Tensor) -> Tensor:
-    """The gradient of what the policy puts out, given those of `_squash`'s results."""
+def _into_policy(
+    out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, alpha: Tensor, batch_size: int
+) -> Tensor:
+    """The gradient of what the policy puts out, given that of its actions by each critic ``(M, N, B, A)``."""
     log_std = out.chunk(2, -1)[1]
     inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
-    d_u = d_actions * (1 - actions.square()) + d_log_prob * 2 * actions
+    d_log_prob = alpha.unsqueeze(1) / batch_size
+    d_u = d_actions.sum(1) * (1 - actions.square()) + d_log_prob * 2 * actions
     d_log_std = d_u * log_std.clamp(*_LOG_STD).exp() * noise - d_log_prob
     return torch.cat((d_u, torch.where(inside, d_log_std, 0.0)), -1)
 
 
 @fused
-def _critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, critics: int, columns: int) -> Tensor:
-    """Inputs of all critics, then of all their targets, for all updates: ``(K, 2, M, N, B, columns)``."""
+def _alpha_gradient(log_prob: Tensor, target_entropy: float, out: Tensor) -> None:
+    out.copy_(-(log_prob + target_entropy).mean(1, keepdim=True))
+
+
+@fused
+def _inputs_of_each(observations: Tensor, actions: Tensor, critics: int, columns: int) -> Tensor:
+    """The same inputs for each critic of an agent, ``(M * N, B, columns)``."""
+    inputs = padded(observations, actions, columns=columns)
+    return inputs.unsqueeze(1).expand(-1, critics, -1, -1).flatten(0, 1).contiguous()
+
+
+@fused
+def _critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, columns: int) -> Tensor:
+    """Inputs of critics and of their targets for all updates, ``(K, 2, M, B, columns)``."""
     used = observation_dim + next_actions.shape[-1]
     now = padded(rows[..., :used], columns=columns)
     then = padded(rows[..., used + 1 : -1], next_actions, columns=columns)
-    both = torch.stack((now, then)).permute(2, 0, 1, 3, 4).unsqueeze(3)
-    return both.expand(-1, -1, -1, critics, -1, -1).contiguous()
+    return torch.stack((now, then)).permute(2, 0, 1, 3, 4).contiguous()
 
 
 @fused
@@ -74,13 +89,6 @@ def _bellman(rewards: Tensor, terminated: Tensor, log_prob: Tensor, alpha: Tenso
     """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
     discount = gamma * (1 - terminated)
     return torch.stack((discount, rewards - discount * alpha * log_prob))
-
-
-@fused
-def _error(q: Tensor, next_q: Tensor, bellman: Tensor, left_out: Tensor) -> Tensor:
-    """Distance of values ``(M, N, B)`` from their targets; `left_out` ``(M, N)`` is infinite for critics not asked."""
-    target = bellman[0] * (next_q + left_out.unsqueeze(-1)).amin(1) + bellman[1]
-    return q - target.unsqueeze(1)
 
 
 class StackedSAC:
@@ -110,6 +118,14 @@ class StackedSAC:
         self.values = torch.cat((critics, critics))
         self.critic = Adam(self.values[: self.stack], settings.learning_rate)
         self.target = self.values[self.stack :]
+        self.critics = make_critics(
+            self.values,
+            self.critic,
+            self.critic_shape,
+            critics=settings.critics,
+            batch_size=settings.batch_size,
+            target_speed=settings.target_speed,
+        )
         self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
         self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # that were learnt from
@@ -150,28 +166,21 @@ class StackedSAC:
             policy_noise: Of the actions by which the policy learns, ``(M, B, A)``.
         """
         spec, settings = self.replay.spec, self.settings
-        agents, updates, batch, _ = rows.shape
+        _, updates, batch, _ = rows.shape
         alpha = self.log_alpha.parameters.exp()
         following = rows[..., spec.next_observations].flatten(1, 2)
         out, _ = self._policy_forward(following)
         next_actions, log_prob = _squash(out, next_noise.flatten(1, 2))
         next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
         columns = self.critic_shape.padded_inputs
-        inputs = _critic_inputs(rows, next_actions, spec.observation_dim, settings.critics, columns)
+        inputs = _critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         bellman = _bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
-        done = self.environment_steps * updates
-        rates = self.critic.rates(done + torch.arange(1, updates + 1, device=self.device))
-        critics, targets = (Layers.of(part, self.critic_shape) for part in (self.critic.gradient, self.values))
-        online = Layers.of(self.critic.parameters, self.critic_shape)
+        rates = self.critic.rates(self.environment_steps * updates, updates)
         for k in range(updates):
-            q, kept = forward(targets, inputs[k].flatten(0, 2))
-            value, next_value = q.view(2, agents, settings.critics, batch)
-            error = _error(value, next_value, bellman[:, :, k], left_out[k])
-            backward(online, kept.first(self.stack), error.view(self.stack, batch, 1) * (2 / batch), critics)
-            self.critic.step_and_follow(rates[k], self.target, settings.target_speed)
-        self.environment_steps += 1
+            self.critics.update(inputs[k], bellman[:, :, k], left_out[k], rates[k])
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
+        self.environment_steps += 1
 
     def policy_weights(self) -> Layers:
         """The policies as they are, on the CPU; `policy_mean` in `evaluation` knows how to use them."""
@@ -197,25 +206,23 @@ class StackedSAC:
         batch = observations.shape[1]
         out, kept = self._policy_forward(observations)
         actions, log_prob = _squash(out, noise)
-        columns = self.critic_shape.padded_inputs
-        inputs = padded(observations, actions, columns=columns).repeat_interleave(settings.critics, 0)
+        inputs = _inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
         online = Layers.of(self.critic.parameters, self.critic_shape)
         q, kept_values = forward(online, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
         d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
-        d_actions = d_inputs[..., spec.actions].sum(1)
-        d_out = _into_policy(out, noise, actions, d_actions, alpha.unsqueeze(1) / batch)
+        d_out = _into_policy(out, noise, actions, d_inputs[..., spec.actions], alpha, batch)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
-        rates = self.policy.rates(self.environment_steps.view(1))[0]
+        rates = self.policy.rates(self.environment_steps, 1)[0]
         self.policy.step(rates)
-        self.log_alpha.gradient.copy_(-(log_prob + self.target_entropy).mean(1, keepdim=True))
+        _alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
 
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)
 
     def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Any]:
-        x = padded(observations, columns=self.policy_shape.padded_inputs)
+        x = fused_padded(observations, columns=self.policy_shape.padded_inputs)
         return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
 
     def _draw_and_update(self) -> None:

@@ -165,7 +165,7 @@ class OnlineRun:
         cores = os.cpu_count() or 2
         with (
             self._clock("start"),
-            Environments(self.task.name, seeds, workers=max(1, cores // 2)) as environments,
+            Environments(self.task, seeds, workers=max(1, cores // 2)) as environments,
             Evaluator(self.task.name, seeds, episodes=self.settings.episodes, workers=max(1, cores // 3)) as evaluator,
         ):
             self._begin(environments, checkpoint)
@@ -250,7 +250,7 @@ class OnlineRun:
         self.replay.add(self._row)
         self._observations.numpy()[:] = after.observations
         self._lengths = np.where(after.episodes > self._episodes, 0, self._lengths + 1)
-        self._episodes = after.episodes
+        self._episodes = after.episodes.copy()
         self.step += 1
         if self.step >= self.settings.random_steps:
             self.learner.observations.copy_(self._observations, non_blocking=True)

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from synther_replay import Transitions, TransitionSpec
+from synther_replay.acceleration import fused
 from synther_replay.mixing import split_batch
+
+
+@fused
+def _places(chance: Tensor, count: Tensor, real: int, capacity: int, synthetic: int) -> Tensor:
+    """Where the rows of batches ``(M, K, B)`` lie: the first `real` of each among the real rows, then synthetic."""
+    column = torch.arange(chance.shape[-1], device=chance.device)
+    within = torch.where(column < real, (chance * count).long(), capacity + (chance * synthetic).long())
+    agent = torch.arange(chance.shape[0], device=chance.device)[:, None, None]
+    return within + agent * (capacity + synthetic)
 
 
 class StackedReplay:
@@ -38,8 +48,9 @@ class StackedReplay:
     ) -> None:
         """Allocate all memory now."""
         self.spec, self.agents, self.real_ratio, self.device = spec, agents, real_ratio, device
-        self.real = torch.zeros(agents, capacity, spec.dim, device=device)
-        self.synthetic = torch.zeros(agents, synthetic, spec.dim, device=device)
+        # Side by side, so that a mixed batch is one gather.
+        self._rows = torch.zeros(agents, capacity + synthetic, spec.dim, device=device)
+        self.real, self.synthetic = self._rows.split((capacity, synthetic), 1)
         self.has_synthetic = False
         self.count = 0
         self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same for a captured graph
@@ -62,14 +73,12 @@ class StackedReplay:
 
     def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
         """Batches for each agent, the real rows first, ``(M, batches, batch_size, dim)``."""
-        sizes = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
-        held = ((self.real, self._count), (self.synthetic, self.synthetic.shape[1]))
-        parts = [
-            self._pick(rows, used, (self.agents, batches, size), rng)
-            for (rows, used), size in zip(held, sizes, strict=True)
-            if size
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        real, _ = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
+        size = (self.agents, batches, batch_size)
+        # float64: float32 has too few values to reach the rows of a large buffer evenly
+        chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
+        place = _places(chance, self._count, real, self.real.shape[1], self.synthetic.shape[1])
+        return self._rows.view(-1, self.spec.dim).index_select(0, place.view(-1)).view(*size, -1)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the rows."""
@@ -86,9 +95,3 @@ class StackedReplay:
         self.has_synthetic = state["synthetic"] is not None
         if self.has_synthetic:
             self.synthetic.copy_(state["synthetic"])
-
-    def _pick(self, rows: Tensor, used: Tensor | int, size: tuple[int, int, int], rng: torch.Generator) -> Tensor:
-        # float64: float32 has too few values to reach the rows of a large buffer evenly
-        index = (torch.rand(size, generator=rng, device=self.device, dtype=torch.float64) * used).long()
-        offset = torch.arange(self.agents, device=self.device)[:, None, None] * rows.shape[1]
-        return rows.view(-1, self.spec.dim)[index + offset]

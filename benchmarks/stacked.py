@@ -11,6 +11,7 @@ three times as many, and at these sizes a kernel costs its launch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,6 +52,11 @@ class MlpShape:
             "b3": (1, self.outputs),
         }
 
+    def starts(self) -> dict[str, int]:
+        """Column of the parameter matrix at which each entry begins."""
+        lengths = [math.prod(size) for size in self.sizes().values()]
+        return dict(zip(self.sizes(), itertools.accumulate(lengths, initial=0), strict=False))
+
     @property
     def parameters(self) -> int:
         """Columns of the parameter matrix; the last few may be padding."""
@@ -69,11 +75,12 @@ class Layers(NamedTuple):
     @classmethod
     def of(cls, flat: Tensor, shape: MlpShape) -> Layers:
         """Cut the matrix into views ``(S, *size)``."""
-        views, start = [], 0
-        for size in shape.sizes().values():
-            views.append(flat[:, start : start + math.prod(size)].unflatten(1, size))
-            start += math.prod(size)
-        return cls(*views)
+        starts = shape.starts()
+        views = {
+            name: flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size)
+            for name, size in shape.sizes().items()
+        }
+        return cls(**views)
 
 
 class Kept(NamedTuple):
@@ -104,6 +111,9 @@ def padded(*parts: Tensor, columns: int) -> Tensor:
     used = sum(part.shape[-1] for part in parts)
     one, zeros = parts[0].new_ones(*lead, 1), parts[0].new_zeros(*lead, columns - used - 1)
     return torch.cat((*parts, one, zeros), -1)
+
+
+fused_padded = fused(padded)
 
 
 @fused
@@ -164,12 +174,9 @@ class Adam:
         self.learning_rate = learning_rate
         self.gradient, self.mean, self.square = (torch.zeros_like(parameters) for _ in range(3))
 
-    def rates(self, steps: Tensor) -> Tensor:
-        """Bias-corrected rates ``(K, 2)`` of the steps numbered ``(K,)`` from 1: see `_adam`."""
-        steps = steps.double()
-        return torch.stack((self.learning_rate / (1 - BETAS[0] ** steps), (1 - BETAS[1] ** steps).rsqrt()), 1).to(
-            self.mean
-        )
+    def rates(self, done: Tensor, count: int) -> Tensor:
+        """Bias-corrected rates ``(count, 2)`` of the next steps after `done`, a number on the device: see `_adam`."""
+        return _rates(done, count, self.learning_rate, self.parameters.dtype)
 
     def step(self, rates: Tensor) -> None:
         """Take one step."""
@@ -182,6 +189,12 @@ class Adam:
     def tensors(self) -> dict[str, Tensor]:
         """What a run is continued from."""
         return {"parameters": self.parameters, "mean": self.mean, "square": self.square}
+
+
+@fused
+def _rates(done: Tensor, count: int, learning_rate: float, dtype: torch.dtype) -> Tensor:
+    steps = done + torch.arange(1, count + 1, device=done.device)
+    return torch.stack((learning_rate / (1 - BETAS[0] ** steps), (1 - BETAS[1] ** steps).rsqrt()), 1).to(dtype)
 
 
 def _adam_step(parameters: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Tensor) -> None:

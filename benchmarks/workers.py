@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
-from tasks import Lane
+from tasks import Lane, Task
+
+_STEP, _DONE = b"s", b"d"
 
 
 class Steps(NamedTuple):
@@ -58,13 +61,38 @@ class LaneGroup:
         return self.observations()
 
 
-def _serve(connection: Connection, task: str, seeds: list[int]) -> None:
-    """The loop of a worker process."""
+class _Board:
+    """Arrays that the learner and all workers see, so that a step sends one byte back and forth."""
+
+    def __init__(self, context: Any, agents: int, observation_dim: int, action_dim: int) -> None:
+        widths = {"actions": action_dim, "following": observation_dim, "observations": observation_dim}
+        shapes = {name: ("f", (agents, width)) for name, width in widths.items()}
+        shapes |= {"rewards": ("f", (agents,)), "terminated": ("f", (agents,))}
+        shapes |= {"episodes": ("q", (agents,)), "failed": ("?", (agents,))}
+        self._shared = {
+            name: (context.RawArray("b", int(np.prod(shape)) * np.dtype(kind).itemsize), kind, shape)
+            for name, (kind, shape) in shapes.items()
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Views by name; processes share what they point at."""
+        return {name: np.frombuffer(raw, kind).reshape(shape) for name, (raw, kind, shape) in self._shared.items()}
+
+
+def _serve(connection: Connection, board: _Board, task: str, first: int, seeds: list[int]) -> None:
+    """The loop of a worker process: its lanes are those from `first` on."""
+    mine = slice(first, first + len(seeds))
+    arrays = {name: array[mine] for name, array in board.arrays().items()}
     try:
         group = LaneGroup(task, seeds)
         while True:
-            method, arguments = connection.recv()
-            connection.send(getattr(group, method)(*arguments))
+            order = connection.recv_bytes()
+            if order == _STEP:
+                for name, values in group.step(arrays["actions"])._asdict().items():
+                    arrays[name][:] = values
+            else:
+                arrays["observations"][:] = group.return_to(*pickle.loads(order)) if order else group.observations()
+            connection.send_bytes(_DONE)
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         return  # the learner is gone or going
 
@@ -73,20 +101,23 @@ class Environments:
     """The lanes of M agents, spread over worker processes.
 
     Args:
-        task: Name of the task.
+        task: The task.
         seeds: One per agent.
         workers: Processes, at most one per agent.
     """
 
-    def __init__(self, task: str, seeds: list[int], *, workers: int) -> None:
+    def __init__(self, task: Task, seeds: list[int], *, workers: int) -> None:
         """Start the processes."""
         context = multiprocessing.get_context("spawn")
+        board = _Board(context, len(seeds), task.observation_dim, task.action_dim)
+        self._arrays = board.arrays()
         shares = np.array_split(seeds, min(workers, len(seeds)))
         self._bounds = np.cumsum([0, *map(len, shares)])
         self._connections, self._processes = [], []
-        for share in shares:
+        for first, share in zip(self._bounds[:-1].tolist(), shares, strict=True):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, task, share.tolist()), daemon=True)
+            arguments = (there, board, task.name, first, share.tolist())
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
             self._connections.append(here)
@@ -94,21 +125,26 @@ class Environments:
 
     def observations(self) -> np.ndarray:
         """Where the next actions are taken, ``(M, O)``."""
-        self._send("observations", [()] * len(self._connections))
-        return np.concatenate(self._receive())
+        self._send([b""] * len(self._connections))
+        self._wait()
+        return self._arrays["observations"].copy()
 
     def begin_step(self, actions: np.ndarray) -> None:
         """Hand over actions ``(M, A)`` and go on; `end_step` gets what follows."""
-        self._send("step", [(part,) for part in self._parts(actions)])
+        self._arrays["actions"][:] = actions
+        self._send([_STEP] * len(self._connections))
 
     def end_step(self) -> Steps:
-        """Wait for what follows the last actions."""
-        return Steps(*(np.concatenate(parts) for parts in zip(*self._receive(), strict=True)))
+        """Wait for what follows the last actions; the arrays are valid until the next ones."""
+        self._wait()
+        return Steps(**{name: self._arrays[name] for name in Steps._fields})
 
     def return_to(self, episodes: list[int], actions: list[np.ndarray], failed: list[bool]) -> np.ndarray:
         """Bring all lanes to points of episodes, see `LaneGroup.return_to`."""
-        self._send("return_to", list(zip(*(self._parts(part) for part in (episodes, actions, failed)), strict=True)))
-        return np.concatenate(self._receive())
+        bounds = zip(self._bounds[:-1], self._bounds[1:], strict=True)
+        self._send([pickle.dumps((episodes[a:b], actions[a:b], failed[a:b])) for a, b in bounds])
+        self._wait()
+        return self._arrays["observations"].copy()
 
     def __enter__(self) -> Environments:
         """Usable as a context."""
@@ -122,15 +158,13 @@ class Environments:
             process.join(timeout=5)
             process.terminate()
 
-    def _parts(self, whole: Any) -> list[Any]:
-        return [whole[a:b] for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+    def _send(self, orders: list[bytes]) -> None:
+        for connection, order in zip(self._connections, orders, strict=True):
+            connection.send_bytes(order)
 
-    def _send(self, method: str, arguments: list[tuple[Any, ...]]) -> None:
-        for connection, part in zip(self._connections, arguments, strict=True):
-            connection.send((method, part))
-
-    def _receive(self) -> list[Any]:
+    def _wait(self) -> None:
         try:
-            return [connection.recv() for connection in self._connections]
-        except EOFError as error:
+            for connection in self._connections:
+                connection.recv_bytes()
+        except (EOFError, ConnectionResetError) as error:
             raise RuntimeError("a process that steps environments has died; its own message is above") from error

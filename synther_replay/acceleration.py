@@ -30,7 +30,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal compiled
         first = args[0]
-        if not (isinstance(first, torch.Tensor) and first.is_cuda and _has_triton()):
+        if not (isinstance(first, torch.Tensor) and first.is_cuda and has_triton()):
             return function(*args, **kwargs)
         if compiled is None:
             compiled = torch.compile(function, fullgraph=True, dynamic=False)
@@ -49,7 +49,8 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether kernels can be compiled at all."""
     return importlib.util.find_spec("triton") is not None
 
 

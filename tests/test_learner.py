@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from critics import TorchCritics
 from learner import Hyperparameters, StackedSAC
 from replay import StackedReplay
-from stacked import Layers, MlpShape, initialise, padded
+from stacked import Adam, Layers, MlpShape, initialise, padded
 
 from synther_replay import Transitions, TransitionSpec
 
@@ -247,3 +248,64 @@ class TestReplay:
         drawn = [r.draw(3, 8, torch.Generator().manual_seed(1)) for r in (replay, fresh)]
         assert torch.equal(*drawn)
         assert fresh.count == 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnGpu:
+    @pytest.mark.parametrize(("agents", "critics", "inputs"), [(1, 2, 23), (8, 2, 23), (2, 10, 90), (3, 2, 11)])
+    def test_kernels_compute_what_the_operations_compute(self, agents, critics, inputs):
+        from critic_kernels import TritonCritics
+
+        shape, batch = MlpShape(inputs, 1), 256
+        rng = torch.Generator("cuda").manual_seed(0)
+
+        def normal(*size):
+            return torch.randn(size, generator=rng, device="cuda")
+
+        start = initialise(shape, 2 * agents * critics, torch.Generator().manual_seed(0)).cuda()
+        Layers.of(start, shape).b2.normal_(generator=rng)
+        found = []
+        problems = [
+            (
+                padded(normal(2, agents, batch, inputs), columns=shape.padded_inputs),
+                normal(2, agents, batch),
+                torch.where(normal(agents, critics).argsort(-1).argsort(-1) < 2, 0.0, torch.inf),
+            )
+            for _ in range(5)
+        ]
+        for kernels in (False, True):
+            values = start.clone()
+            adam = Adam(values[: agents * critics], 3e-4)
+            options = {"critics": critics, "target_speed": 0.005}
+            if kernels:
+                updater = TritonCritics(values, adam, shape, batch_size=batch, precision="ieee", **options)
+            else:
+                updater = TorchCritics(values, adam, shape, **options)
+            rates = adam.rates(torch.zeros((), dtype=torch.float64, device="cuda"), len(problems))
+            for problem, rate in zip(problems, rates, strict=True):
+                updater.update(*problem, rate)
+            found.append((values, adam.mean, adam.square))
+        # Adam divides small gradients by their own size, so parameters are compared by their distance as a whole.
+        for plain, ours in zip(*found, strict=True):
+            assert not torch.equal(plain, start)
+            assert torch.linalg.norm(plain - ours) < 2e-3 * torch.linalg.norm(plain - start[: len(plain)])
+        assert torch.linalg.norm(found[0][1] - found[1][1]) < 1e-4 * torch.linalg.norm(found[0][1])
+
+    def test_a_captured_block_is_the_block_itself(self):
+        device = torch.device("cuda", 0)
+        learners = []
+        for _ in range(2):
+            replay = StackedReplay(SPEC, 2, capacity=50, device=device)
+            for k in range(50):
+                replay.add(random_rows(2, seed=k))
+            settings = Hyperparameters(critics=2, updates=3, batch_size=64, hidden=64)
+            learners.append(StackedSAC(replay, -1.5, settings))
+        captured, eager = learners
+        captured.prepare()
+        for learner in learners:
+            learner.reseed(1)
+        for _ in range(3):
+            captured.learn()
+            eager._draw_and_update()
+        for name, tensor in eager.state_dict().items():
+            torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
