@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from synther_replay.adapters._sb3_batches import join_batches, rows_of
+from synther_replay.adapters._sb3_critics import Critics
 from synther_replay.adapters._sb3_graphs import UpdateGraphs, plain_state
 from synther_replay.checks import whole_number
 
@@ -58,14 +59,17 @@ class FastSAC(SAC):
         super()._setup_model()
         # what is logged: entropy coefficients, and losses of actor, critics and entropy coefficient
         self._sums = torch.zeros(4, device=self.device)
+        self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Update the critics `gradient_steps` times and the actor as often as `policy_delay` says; see `SAC`."""
-        if self.use_sde or (self.policy_delay == 1 and not self._captures()):
+        if gradient_steps < 1 or self.use_sde or (self.policy_delay == 1 and not self._captures()):
             super().train(gradient_steps, batch_size)
             return
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._optimizers())
+        if not (self._critics.hold(self.critic) and self._target_critics.hold(self.critic_target)):
+            self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
         self._sums.zero_()
         for start, stop in self._pieces(gradient_steps, batch_size):
             ends = stop == gradient_steps or stop % self.policy_delay == 0
@@ -112,13 +116,13 @@ class FastSAC(SAC):
     def _update_ent_coef(self, log_prob: Tensor) -> None:
         if self.ent_coef_optimizer is not None:
             loss = -(self.log_ent_coef * (log_prob + self.target_entropy).detach()).mean()
-            _minimise(loss, self.ent_coef_optimizer)
+            self._minimise(loss, self.ent_coef_optimizer)
             self._sums[3].add_(loss.detach())
 
     def _update_actor(self, batch: Any, actions: Tensor, log_prob: Tensor, ent_coef: Tensor) -> None:
-        q_values = torch.cat(self.critic(batch.observations, actions), dim=1)
+        q_values = self._critics(batch.observations, actions)
         loss = (ent_coef * log_prob.reshape(-1, 1) - q_values.min(dim=1, keepdim=True).values).mean()
-        _minimise(loss, self.actor.optimizer)
+        self._minimise(loss, self.actor.optimizer)
         self._sums[:2].add_(torch.stack([ent_coef.reshape(()), loss.detach()]))
 
     @torch.no_grad()
@@ -134,13 +138,14 @@ class FastSAC(SAC):
         return following, block.rewards - weight * ent_coef * log_prob.reshape(-1, 1), weight
 
     def _update_critics(self, batch: Any, following: Tensor, known: Tensor, weight: Tensor) -> Tensor:
+        """One update; returns the loss."""
         with torch.no_grad():
-            values = torch.cat(self.critic_target(batch.next_observations, following), dim=1)
+            values = self._target_critics(batch.next_observations, following)
             targets = torch.addcmul(known, weight, values.amin(dim=1, keepdim=True))
-        q_values = torch.cat(self.critic(batch.observations, batch.actions), dim=1)
+        q_values = self._critics(batch.observations, batch.actions)
         # half the sum of the critics' mean squared errors, as in SB3
-        loss = 0.5 * q_values.shape[1] * functional.mse_loss(q_values, targets.expand_as(q_values))
-        _minimise(loss, self.critic.optimizer)
+        loss: Tensor = 0.5 * q_values.shape[1] * functional.mse_loss(q_values, targets.expand_as(q_values))
+        self._minimise(loss, self.critic.optimizer)
         return loss.detach()
 
     @torch.no_grad()
@@ -148,6 +153,16 @@ class FastSAC(SAC):
         torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
         if self.batch_norm_stats:
             torch._foreach_copy_(self.batch_norm_stats_target, self.batch_norm_stats)
+
+    def _minimise(self, loss: Tensor, optimizer: Optimizer) -> None:
+        """One step of the optimiser, with gradients for its own parameters alone."""
+        optimizer.zero_grad()  # also of parameters that were frozen meanwhile
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        for parameter, gradient in zip(parameters, self._critics.gradients(loss, parameters), strict=True):
+            if gradient is not None and gradient.stride() != parameter.stride():
+                gradient = torch.empty_like(parameter).copy_(gradient)  # Adam's kernels take them element by element
+            parameter.grad = gradient
+        optimizer.step()
 
     # ----------------------------------------------------------------- how they are run
 
@@ -217,16 +232,7 @@ class FastSAC(SAC):
         return parameters
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_graphs", "_sums"]
-
-
-def _minimise(loss: Tensor, optimizer: Optimizer) -> None:
-    """One step of the optimiser, with gradients for its own parameters alone."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
+        return [*super()._excluded_save_params(), "_graphs", "_sums", "_critics", "_target_critics"]
 
 
 def _bytes_of_row(space: spaces.Space[Any]) -> int:

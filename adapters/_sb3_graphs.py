@@ -146,8 +146,8 @@ def _record(
     return static, replay
 
 
-def _addresses(learnt: Callable[[], list[Tensor]]) -> list[int]:
-    return [tensor.data_ptr() for tensor in learnt()]
+def _addresses(learnt: Callable[[], list[Tensor]]) -> list[tuple[int, bool]]:
+    return [(tensor.data_ptr(), tensor.requires_grad) for tensor in learnt()]
 
 
 def _own_options(optimizer: Optimizer) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from synther_replay import GeneratorConfig, RetrainSchedule
 from synther_replay.adapters import _sb3_fast_sac, _sb3_graphs
+from synther_replay.adapters._sb3_critics import Critics
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
 
 SMALL = {
@@ -214,17 +215,15 @@ def test_delayed_updates_are_those_of_a_plain_loop(monkeypatch, without_noise, v
 @pytest.mark.parametrize(("delay", "steps", "expected"), [(3, 7, [3, 6, 7]), (7, 7, [7]), (9, 4, [4]), (1, 2, [1, 2])])
 def test_actor_is_updated_every_so_many_steps_and_at_the_end(monkeypatch, recorder, delay, steps, expected):
     trained = filled(policy_delay=delay)
-    order, original = [], _sb3_fast_sac._minimise
+    order, original = [], FastSAC._minimise
 
-    def minimise(loss, optimizer):
+    def minimise(self, loss, optimizer):
         names = {trained.actor.optimizer: "actor", trained.critic.optimizer: "critic"}
         order.append(names.get(optimizer, "entropy"))
-        original(loss, optimizer)
+        original(self, loss, optimizer)
 
-    monkeypatch.setattr(_sb3_fast_sac, "_minimise", minimise)
-    trained._graphs.refused = True  # else updates are also run to record them
-    monkeypatch.setattr(FastSAC, "_captures", lambda self: True)
-    monkeypatch.setattr(trained._graphs, "run", lambda *arguments: False)
+    monkeypatch.setattr(FastSAC, "_minimise", minimise)
+    monkeypatch.setattr(_sb3_graphs.UpdateGraphs, "run", lambda *arguments: False)
     trained.train(steps, 8)
     assert order.count("critic") == steps
     assert order.count("entropy") == len(expected)
@@ -278,6 +277,94 @@ def test_statistics_of_batch_normalisation_are_those_of_sac(recorder, without_no
     assert torch.equal(seen, targets)
     batches = 28 + (28 if delay == 1 else 4 * 3)
     assert ours.actor.features_extractor.layers[1].num_batches_tracked == batches, "each batch counts by itself"
+
+
+# --- the critics as one network ---------------------------------------------------------------------------------------
+
+
+def batch_for(trained, rows=5):
+    return torch.randn(rows, 3), torch.rand(rows, 2) * 2 - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"n_critics": 5}, {"net_arch": []}, {"activation_fn": nn.SiLU}], ids=str)
+def test_stacked_critics_are_those_of_sb3(options):
+    critic = model(policy_kwargs=options).critic
+    before, names = [p.detach().clone() for p in critic.parameters()], [name for name, _ in critic.named_parameters()]
+    critics = Critics(critic)
+    assert critics._layers
+    assert [name for name, _ in critic.named_parameters()] == names
+    assert all(map(torch.equal, before, critic.parameters()))
+    batch = batch_for(critic)
+    values, expected = critics(*batch), torch.cat(critic(*batch), dim=1)
+    torch.testing.assert_close(values, expected)
+    parameters = list(critic.parameters())[::-1]  # in any order
+    gradients = torch.autograd.grad(expected.square().sum(), parameters)
+    found = critics.gradients(values.square().sum(), parameters)
+    for parameter, gradient, own in zip(parameters, gradients, found, strict=True):
+        torch.testing.assert_close(gradient, own)
+        assert own.stride() == parameter.stride()
+
+
+def test_stacked_critics_follow_their_parameters():
+    critic = model().critic
+    critics, batch = Critics(critic), batch_for(critic)
+    critic.load_state_dict({name: value + 1 for name, value in critic.state_dict().items()})
+    torch.testing.assert_close(critics(*batch), torch.cat(critic(*batch), dim=1))
+    assert critics.hold(critic)
+    assert not critics.hold(copy.deepcopy(critic))
+    critic.qf1[0].bias.data = critic.qf1[0].bias.data.clone()
+    assert not critics.hold(critic)
+
+
+class Extreme(nn.Module):
+    """Not element-wise."""
+
+    def forward(self, values):
+        return values.softmax(1)
+
+
+def other_class(critic):
+    critic.__class__ = type("Other", (type(critic),), {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda critic: critic.qf0[0].weight.requires_grad_(False),
+        lambda critic: critic.qf1.register_forward_hook(lambda module, given, made: made * 2),
+        lambda critic: critic.qf0.append(nn.Tanh()),
+        lambda critic: critic.qf0.__setitem__(1, nn.Tanh()),
+        lambda critic: [network.__setitem__(1, Extreme()) for network in critic.q_networks],
+        other_class,
+    ],
+    ids=["frozen", "hook", "longer", "activation", "own layer", "own class"],
+)
+def test_other_critics_are_called_as_they_are(without_noise, change):
+    trained = filled(policy_delay=2)
+    change(trained.critic)
+    critics, batch = Critics(trained.critic), batch_for(trained.critic)
+    assert not critics._layers
+    assert torch.equal(critics(*batch), torch.cat(trained.critic(*batch), dim=1))
+    trained._critics = critics
+    before = copy.deepcopy(list(trained.critic.parameters()))
+    trained.train(2, 8)
+    for parameter, value in zip(trained.critic.parameters(), before, strict=True):
+        assert torch.equal(parameter, value) != parameter.requires_grad
+
+
+@pytest.mark.parametrize("replaced", ["data", "frozen"])
+def test_parameters_may_be_replaced_while_it_learns(recorder, replaced):
+    trained = filled(policy_delay=2)
+    trained.train(2, 8)
+    weight = trained.critic.qf1[0].weight
+    if replaced == "data":
+        weight.data = weight.data.clone()
+    else:
+        weight.requires_grad_(False)
+    before = weight.detach().clone()
+    trained.train(2, 8)
+    assert torch.equal(before, weight) == (replaced == "frozen")
+    assert len(recorder) == 2
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -496,4 +583,141 @@ def test_run_across_refits(recorder):
     trained = model(policy_delay=7, **kwargs).learn(100)
     assert trained.replay_buffer.source.refreshes == 2
     assert len(recorder) == 1
+    assert parameters(trained).isfinite().all()
+
+
+# --- what only a GPU can show -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts the graphs that are recorded."""
+    count, capture = [], _sb3_graphs.capture
+    monkeypatch.setattr(_sb3_graphs, "capture", lambda function, rng: count.append(1) or capture(function, rng))
+    return count
+
+
+def on_gpu(algorithm=FastSAC, **changes):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*CUDA graph.*")  # nothing may fall back unnoticed
+        return model(algorithm, device="cuda", **changes).learn(60)
+
+
+@gpu
+@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_graph_does_what_its_function_does(monkeypatch, counted, variant, delay):
+    captured = on_gpu(policy_delay=delay, **arguments(variant))
+    assert len(counted) == 1
+    monkeypatch.setattr(_sb3_graphs, "capture", lambda function, rng: function)
+    assert_close(captured, on_gpu(policy_delay=delay, **arguments(variant)))
+
+
+@gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_graph_without_delay_does_what_sac_does(variant):
+    theirs, ours = (on_gpu(algorithm, **arguments(variant)) for algorithm in (SAC, FastSAC))
+    torch.testing.assert_close(parameters(theirs), parameters(ours), rtol=1e-2, atol=2e-3)
+    assert logged(theirs) == pytest.approx(logged(ours), rel=1e-2, abs=1e-3)
+
+
+@gpu
+def test_same_seed_same_run_on_a_gpu():
+    first, again, other = (on_gpu(policy_delay=3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(everything(first), everything(again))
+    assert not torch.equal(parameters(first), parameters(other))
+
+
+@gpu
+def test_graph_draws_new_noise_at_every_replay():
+    trained = on_gpu(policy_delay=7)
+    trained.learning_rate = 0.0
+    trained._setup_lr_schedule()
+    losses = []
+    for _ in range(2):
+        np.random.seed(0)  # the same rows
+        trained.train(7, 8)
+        losses.append(logged(trained)["train/actor_loss"])
+    assert losses[0] != losses[1]
+
+
+@gpu
+def test_learning_rate_in_the_graph_follows_the_schedule(counted):
+    trained = on_gpu(policy_delay=7)
+    before, recorded = parameters(trained), len(counted)
+    trained.lr_schedule = lambda left: 0.0
+    trained.train(7, 8)
+    actor = len(torch.cat([p.reshape(-1) for p in trained.actor.parameters()]))
+    assert torch.equal(before[:actor], parameters(trained)[:actor])
+    trained.lr_schedule = lambda left: 1e-3
+    trained.train(7, 8)
+    moved = (before[:actor] - parameters(trained)[:actor]).abs()
+    assert 0 < moved.max() < 5e-3
+    assert len(counted) == recorded
+
+
+@gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("saves", "loads"), [(FastSAC, FastSAC), (FastSAC, SAC), (SAC, FastSAC)])
+def test_files_of_a_gpu_are_loaded_on_any_device(tmp_path, counted, device, saves, loads):
+    trained = on_gpu(saves)
+    trained.save(tmp_path / "model")
+    trained.save_replay_buffer(tmp_path / "buffer")
+    loaded = loads.load(tmp_path / "model", env=Toy(), device=device)
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    assert torch.equal(everything(loaded), everything(trained))
+    before = len(counted)
+    loaded.learn(30, reset_num_timesteps=False)
+    assert parameters(loaded).isfinite().all()
+    assert not torch.equal(parameters(loaded), parameters(trained))
+    assert len(counted) - before == (loads is FastSAC and device == "cuda")
+
+
+@gpu
+def test_loaded_parameters_are_those_that_the_next_updates_start_from(counted):
+    trained = on_gpu(policy_delay=3)
+    state, recorded = copy.deepcopy(trained.get_parameters()), len(counted)
+    results = []
+    for _ in range(2):
+        trained.set_parameters(state)
+        torch.cuda.manual_seed(5)
+        np.random.seed(5)
+        trained.train(7, 8)
+        results.append(everything(trained))
+    assert torch.equal(*results)
+    assert len(counted) > recorded
+
+
+class Waiting(BaseFeaturesExtractor):
+    """Waits for the GPU, which a graph cannot."""
+
+    def __init__(self, space):
+        super().__init__(space, 3)
+
+    def forward(self, observations):
+        return observations.flatten(1) * float(observations.abs().max() > 0)
+
+
+@gpu
+@pytest.mark.parametrize("delay", [1, 3])
+def test_network_that_waits_for_the_gpu_learns_without_a_graph(delay):
+    options = {"policy_kwargs": {"features_extractor_class": Waiting}, "device": "cuda"}
+    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
+        trained = model(policy_delay=delay, **options).learn(60)
+    assert trained._graphs.refused
+    assert parameters(trained).isfinite().all()
+
+
+@gpu
+def test_images_are_recorded():
+    trained = on_gpu(env=Toy(spaces.Box(0, 255, (1, 36, 36), np.uint8)), policy="CnnPolicy", policy_delay=3)
+    assert trained._graphs.names()
+    assert parameters(trained).isfinite().all()
+
+
+@gpu
+def test_run_across_refits_on_a_gpu(counted):
+    trained = on_gpu(policy_delay=7, replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=OPTIONS)
+    assert trained.replay_buffer.source.refreshes == 1
+    assert len(counted) == 1
     assert parameters(trained).isfinite().all()
