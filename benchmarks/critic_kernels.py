@@ -51,7 +51,7 @@ def _values(
     tl.store(q + network * B + b, value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left_out"])
 def _errors(
     values, h1, h2, q, bellman, left_out, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
@@ -97,6 +97,59 @@ def _adam(values, mean, square, place, target, mask, gradient, rates, SPEED, BET
 
 
 @triton.jit
+def _learn_w2(
+    values, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
+    B: tl.constexpr, H: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    b, i, j = tl.arange(0, T), (part // (H // T)) * T + tl.arange(0, T), (part % (H // T)) * T + tl.arange(0, T)
+    gradient = tl.zeros((T, T), tl.float32)
+    for start in range(0, B, T):
+        h = tl.load(left + (start + b)[:, None] * H + i[None, :])
+        d = tl.load(right + (start + b)[:, None] * H + j[None, :])
+        gradient = tl.dot(tl.trans(h), d, gradient, input_precision=PRECISION)
+    place = i[:, None] * H + j[None, :]
+    every = place >= 0
+    _adam(values, mean, square, row + place, target + place, every, gradient, rates, SPEED, BETA1, BETA2, EPS)
+
+
+@triton.jit
+def _learn_w1(
+    values, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
+    B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    b, c, j = tl.arange(0, T), tl.arange(0, CP), part * T + tl.arange(0, T)
+    gradient = tl.zeros((CP, T), tl.float32)
+    for start in range(0, B, T):
+        x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
+        d = tl.load(right + (start + b)[:, None] * H + j[None, :])
+        gradient = tl.dot(tl.trans(x), d, gradient, input_precision=PRECISION)
+    place = c[:, None] * H + j[None, :]
+    used = (c[:, None] < C) & (j[None, :] < H)
+    _adam(values, mean, square, row + place, target + place, used, gradient, rates, SPEED, BETA1, BETA2, EPS)
+
+
+@triton.jit
+def _learn_rest(
+    values, mean, square, rates, row, target, h2, d_h2, error, part, SPEED, BETA1, BETA2, EPS,
+    W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, B: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    b, j = tl.arange(0, T), part * T + tl.arange(0, T)
+    d_w3, d_b2, d_b3 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
+    for start in range(0, B, T):
+        d_q = tl.load(error + start + b)
+        d_w3 += tl.sum(d_q[:, None] * tl.load(h2 + (start + b)[:, None] * H + j[None, :]), 0)
+        d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]), 0)
+        d_b3 += d_q
+    every = j >= 0
+    _adam(values, mean, square, row + W3 + j, target + W3 + j, every, d_w3, rates, SPEED, BETA1, BETA2, EPS)
+    _adam(values, mean, square, row + B2 + j, target + B2 + j, every, d_b2, rates, SPEED, BETA1, BETA2, EPS)
+    last = B3 + b  # b3 is one number: the first lane of the first part writes it
+    once = (b == 0) & (part == 0)
+    total = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
+    _adam(values, mean, square, row + last, target + last, once, total, rates, SPEED, BETA1, BETA2, EPS)
+
+
+@triton.jit(do_not_specialize=["rates"])
 def _learn(
     inputs, values, mean, square, h1, h2, error, d_h1, d_h2, rates, SPEED, BETA1, BETA2, EPS,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
@@ -104,47 +157,25 @@ def _learn(
     T: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     network, part = tl.program_id(0), tl.program_id(1)
-    across = H // T
+    across: tl.constexpr = H // T
     row = network.to(tl.int64) * P
     target = row + S * P
     kept = network * B * H
-    b, j = tl.arange(0, T), (part % across) * T + tl.arange(0, T)
-    if part < across * across:  # a tile of w2
-        i = (part // across) * T + tl.arange(0, T)
-        acc = tl.zeros((T, T), tl.float32)
-        for start in range(0, B, T):
-            left = tl.load(h1 + kept + (start + b)[:, None] * H + i[None, :])
-            right = tl.load(d_h2 + kept + (start + b)[:, None] * H + j[None, :])
-            acc = tl.dot(tl.trans(left), right, acc, input_precision=PRECISION)
-        place = W2 + i[:, None] * H + j[None, :]
-        every = place >= 0
-        _adam(values, mean, square, row + place, target + place, every, acc, rates, SPEED, BETA1, BETA2, EPS)
-    elif part < across * (across + 1):  # a tile of w1 with its bias
-        c = tl.arange(0, CP)
-        x = inputs + (network // N) * B * C
-        acc = tl.zeros((CP, T), tl.float32)
-        for start in range(0, B, T):
-            left = tl.load(x + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-            right = tl.load(d_h1 + kept + (start + b)[:, None] * H + j[None, :])
-            acc = tl.dot(tl.trans(left), right, acc, input_precision=PRECISION)
-        place = c[:, None] * H + j[None, :]
-        rows = (c[:, None] < C) & (j[None, :] < H)
-        _adam(values, mean, square, row + place, target + place, rows, acc, rates, SPEED, BETA1, BETA2, EPS)
-    else:  # a stretch of w3 and b2, and b3
-        d_w3, d_b2 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
-        d_b3 = tl.zeros((T,), tl.float32)
-        for start in range(0, B, T):
-            d_q = tl.load(error + network * B + start + b)
-            d_w3 += tl.sum(d_q[:, None] * tl.load(h2 + kept + (start + b)[:, None] * H + j[None, :]), 0)
-            d_b2 += tl.sum(tl.load(d_h2 + kept + (start + b)[:, None] * H + j[None, :]), 0)
-            d_b3 += d_q
-        every = j >= 0
-        _adam(values, mean, square, row + W3 + j, target + W3 + j, every, d_w3, rates, SPEED, BETA1, BETA2, EPS)
-        _adam(values, mean, square, row + B2 + j, target + B2 + j, every, d_b2, rates, SPEED, BETA1, BETA2, EPS)
-        once = (b == 0) & (part == across * (across + 1))
-        place = B3 + tl.zeros((T,), tl.int32)
-        total = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
-        _adam(values, mean, square, row + place, target + place, once, total, rates, SPEED, BETA1, BETA2, EPS)
+    if part < across * across:
+        _learn_w2(
+            values, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
+            SPEED, BETA1, BETA2, EPS, B, H, T, PRECISION,
+        )  # fmt: skip
+    elif part < across * (across + 1):
+        _learn_w1(
+            values, mean, square, rates, row, target, inputs + (network // N) * B * C, d_h1 + kept,
+            part - across * across, SPEED, BETA1, BETA2, EPS, B, C, CP, H, T, PRECISION,
+        )  # fmt: skip
+    else:
+        _learn_rest(
+            values, mean, square, rates, row, target, h2 + kept, d_h2 + kept, error + network * B,
+            part - across * (across + 1), SPEED, BETA1, BETA2, EPS, W3, B2, B3, B, H, T,
+        )  # fmt: skip
 
 
 class TritonCritics:
@@ -217,5 +248,6 @@ class TritonCritics:
         across = hidden // _TILE
         _learn[(stack, across * (across + 2))](
             inputs, self.values, self.adam.mean, self.adam.square, self.h1, self.h2, self.error, self.d_h1, self.d_h2,
-            rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, T=_TILE, num_warps=4, num_stages=2,
+            rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, T=_TILE,
+            num_warps=8 if width["CP"] > _TILE else 4, num_stages=2,
         )  # fmt: skip

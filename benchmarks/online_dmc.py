@@ -54,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tag", help="goes into the file name, for runs that differ from the preset")
     parser.add_argument("--time-limit", type=float, help="seconds after which to save and stop")
     parser.add_argument("--checkpoint-every", type=float, default=300.0, help="seconds between saves on the way")
+    parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
@@ -138,7 +139,8 @@ def main() -> int:
             )
         torch.set_float32_matmul_precision("high")  # tensor cores
         run = OnlineRun(settings, device)
-        finished = run.run(checkpoint, time_limit=args.time_limit, checkpoint_every=args.checkpoint_every)
+        limits = {"time_limit": args.time_limit, "checkpoint_every": args.checkpoint_every}
+        finished = run.run(checkpoint, **limits, workers=args.workers)
     except ValueError as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2

@@ -148,13 +148,21 @@ class OnlineRun:
         self._observations = torch.zeros(settings.seeds, self.task.observation_dim, pin_memory=pinned)
         self._actions = torch.zeros(settings.seeds, self.task.action_dim, pin_memory=pinned)
 
-    def run(self, checkpoint: Path, *, time_limit: float | None = None, checkpoint_every: float = 300.0) -> bool:
+    def run(
+        self,
+        checkpoint: Path,
+        *,
+        time_limit: float | None = None,
+        checkpoint_every: float = 300.0,
+        workers: int | None = None,
+    ) -> bool:
         """Go on to the end or the time limit, whichever comes first.
 
         Args:
             checkpoint: Where the run is saved, and continued from if it was.
             time_limit: Seconds after which to save and stop.
             checkpoint_every: Seconds between two saves on the way.
+            workers: Cores to use for environments and evaluations; None for all.
 
         Returns:
             Whether the end was reached.
@@ -162,7 +170,7 @@ class OnlineRun:
         begun = saved = time.monotonic()
         already = self._spent_before(checkpoint)
         seeds = [derive_seed(self.settings.first_seed + k, 5) for k in range(self.settings.seeds)]
-        cores = os.cpu_count() or 2
+        cores = workers or os.cpu_count() or 2
         with (
             self._clock("start"),
             Environments(self.task, seeds, workers=max(1, cores // 2)) as environments,
