@@ -56,15 +56,17 @@ class Critics:
                 values = torch.baddbmm(bias[:, :, None], weight, values)
         return values.squeeze(1).t()
 
-    def gradients(self, loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor | None]:
-        """Of a loss, for some parameters of the critic or of others."""
-        stacked = {id(part) for parts in self._parts.values() for part in parts}
-        alone = [parameter for parameter in parameters if id(parameter) not in stacked]
+    def gradients(
+        self, loss: Tensor, parameters: list[nn.Parameter], gradient: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Of a loss, or of what has a `gradient` already, for some parameters of the critic or of others."""
+        parts = {id(part) for parts in self._parts.values() for part in parts}
+        alone = [parameter for parameter in parameters if id(parameter) not in parts]
         wholes = list(self._parts) if len(alone) < len(parameters) else []
-        found = torch.autograd.grad(loss, [*alone, *wholes], allow_unused=True)
-        by_id = {id(parameter): gradient for parameter, gradient in zip(alone, found, strict=False)}
-        for whole, gradient in zip(wholes, found[len(alone) :], strict=True):
-            by_id |= {id(part): slot for part, slot in zip(self._parts[whole], gradient, strict=True)}
+        found = torch.autograd.grad(loss, [*alone, *wholes], gradient, allow_unused=True)
+        by_id = {id(parameter): own for parameter, own in zip(alone, found, strict=False)}
+        for whole, stacked in zip(wholes, found[len(alone) :], strict=True):
+            by_id |= {id(part): own for part, own in zip(self._parts[whole], stacked, strict=True)}
         return [by_id[id(parameter)] for parameter in parameters]
 
     @torch.no_grad()

@@ -16,7 +16,6 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from torch import Tensor
-from torch.nn import functional
 from torch.optim import Optimizer
 
 from synther_replay.adapters._sb3_batches import join_batches, rows_of
@@ -104,14 +103,14 @@ class FastSAC(SAC):
             actions, log_prob = self.actor.action_log_prob(batches[-1].observations)
             self._update_ent_coef(log_prob)
         parts = [tensor.split(size) for tensor in self._act_on_next(block, batches, ent_coef)]
-        losses = []
+        errors = []
         for step, batch, following, known, weight in zip(steps, batches, *parts, strict=True):
-            losses.append(self._update_critics(batch, following, known, weight))
+            errors.append(self._update_critics(batch, following, known, weight))
             if actor_too and step == steps[-1]:
                 self._update_actor(batch, actions, log_prob, ent_coef)
             if step % self.target_update_interval == 0:
                 self._update_targets()
-        self._sums[2].add_(torch.stack(losses).sum())
+        self._sums[2].add_(torch.stack(errors).square().sum(), alpha=0.5 / size)
 
     def _update_ent_coef(self, log_prob: Tensor) -> None:
         if self.ent_coef_optimizer is not None:
@@ -138,15 +137,18 @@ class FastSAC(SAC):
         return following, block.rewards - weight * ent_coef * log_prob.reshape(-1, 1), weight
 
     def _update_critics(self, batch: Any, following: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-        """One update; returns the loss."""
+        """One update; returns the errors ``(batch, critics)``.
+
+        SB3's loss is half the sum of the critics' mean squared errors: in the Q values, its gradient is the errors over
+        their number.
+        """
         with torch.no_grad():
             values = self._target_critics(batch.next_observations, following)
             targets = torch.addcmul(known, weight, values.amin(dim=1, keepdim=True))
         q_values = self._critics(batch.observations, batch.actions)
-        # half the sum of the critics' mean squared errors, as in SB3
-        loss: Tensor = 0.5 * q_values.shape[1] * functional.mse_loss(q_values, targets.expand_as(q_values))
-        self._minimise(loss, self.critic.optimizer)
-        return loss.detach()
+        errors: Tensor = q_values.detach() - targets
+        self._minimise(q_values, self.critic.optimizer, errors / len(errors))
+        return errors
 
     @torch.no_grad()
     def _update_targets(self) -> None:
@@ -154,14 +156,20 @@ class FastSAC(SAC):
         if self.batch_norm_stats:
             torch._foreach_copy_(self.batch_norm_stats_target, self.batch_norm_stats)
 
-    def _minimise(self, loss: Tensor, optimizer: Optimizer) -> None:
-        """One step of the optimiser, with gradients for its own parameters alone."""
+    def _minimise(self, loss: Tensor, optimizer: Optimizer, gradient: Tensor | None = None) -> None:
+        """One step of the optimiser, with gradients for its own parameters alone.
+
+        Args:
+            loss: A scalar; or what it is computed from, with its `gradient`.
+            optimizer: Which knows the parameters.
+            gradient: Of the shape of `loss`.
+        """
         optimizer.zero_grad()  # also of parameters that were frozen meanwhile
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        for parameter, gradient in zip(parameters, self._critics.gradients(loss, parameters), strict=True):
-            if gradient is not None and gradient.stride() != parameter.stride():
-                gradient = torch.empty_like(parameter).copy_(gradient)  # Adam's kernels take them element by element
-            parameter.grad = gradient
+        for parameter, found in zip(parameters, self._critics.gradients(loss, parameters, gradient), strict=True):
+            if found is not None and found.stride() != parameter.stride():
+                found = torch.empty_like(parameter).copy_(found)  # Adam's kernels take them element by element
+            parameter.grad = found
         optimizer.step()
 
     # ----------------------------------------------------------------- how they are run

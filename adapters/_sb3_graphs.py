@@ -58,11 +58,12 @@ class UpdateGraphs:
             batch: Of any type of SB3.
             optimizers: That `update` uses; their learning rates may change from call to call.
             learnt: Returns all tensors that `update` reads or changes.
-            settings: Numbers that `update` uses. When they change, or tensors are replaced, as by loading, everything
-                is recorded anew.
+            settings: Numbers that `update` uses. When they change, or those of the optimisers, or when tensors are
+                replaced, as by loading, everything is recorded anew.
         """
         try:
             self._prepare(optimizers)
+            settings = settings, [{**group, "params": None, "lr": None} for o in optimizers for group in o.param_groups]
             self._check(learnt, settings)
             key = (name, *((field.shape, field.dtype) for field in tensors_of(batch)))
             if key not in self._recorded:
