@@ -1,13 +1,16 @@
 """One critic update of all agents in three Triton kernels.
 
-The same as `critics.TorchCritics`, product for product, but what one kernel leaves on the chip the next does not read
-from memory, and there are three launches instead of some twenty:
+The same as `critics.TorchCritics`, product for product, with three launches instead of some twenty:
 
 1. `_values`: both hidden layers and the value of every critic and target, a tile of the batch at a time; the first
    hidden layer is made in strips that are used up at once by the second.
 2. `_errors`: distance from the Bellman target, and its gradient back through the second layer.
 3. `_learn`: the gradient of each tile of weights, with Adam and the target network applied to the tile right there,
    so that no gradient is ever written.
+
+Matrix products take half-precision operands and add up in single precision: a half has the mantissa of the TF32 in
+which PyTorch multiplies floats on such a GPU, in half the bytes, and can be read across or down. Its range is smaller,
+so gradients are scaled. Parameters, moments, targets, values and errors stay in single precision.
 """
 
 from __future__ import annotations
@@ -21,45 +24,48 @@ from stacked import BETAS, EPS, Adam, MlpShape
 from torch import Tensor
 
 _TILE = 64  # edge of a tile of weights, and rows of the batch that are reduced at a time
+_SCALE = 16.0  # of gradients that are kept as halves: errors from 1e-4 to 1e4 stay in range
+_LARGEST = tl.constexpr(65504.0)  # half
 
 
 @triton.jit
 def _values(
-    inputs, values, h1, h2, q,
+    inputs, values, halves, h1, h2, q,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     network, tile = tl.program_id(0), tl.program_id(1)
     learning = network < S  # else it is a target
     agent = (network % S) // N + tl.where(learning, 0, S // N)
-    row = values + network.to(tl.int64) * P
+    row = network.to(tl.int64) * P
     b = tile * BM + tl.arange(0, BM)
     c, j, k = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK)
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
+    x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST).to(tl.float16)
     kept = (network % S) * B * H + b[:, None] * H
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
-        w1 = tl.load(row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
-        strip = tl.maximum(tl.dot(x, w1, input_precision=PRECISION), 0.0)
+        w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
+        strip = tl.minimum(tl.maximum(tl.dot(x, w1), 0.0), _LARGEST).to(tl.float16)
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
-        w2 = tl.load(row + W2 + (start + k)[:, None] * H + j[None, :])
-        acc = tl.dot(strip, w2, acc, input_precision=PRECISION)
-    hidden = tl.maximum(acc + tl.load(row + B2 + j)[None, :], 0.0)
-    tl.store(h2 + kept + j[None, :], hidden, mask=learning)
-    value = tl.sum(hidden * tl.load(row + W3 + j)[None, :], 1) + tl.load(row + B3)
+        w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
+        acc = tl.dot(strip, w2, acc)
+    hidden = tl.maximum(acc + tl.load(values + row + B2 + j)[None, :], 0.0)
+    tl.store(h2 + kept + j[None, :], tl.minimum(hidden, _LARGEST).to(tl.float16), mask=learning)
+    value = tl.sum(hidden * tl.load(values + row + W3 + j)[None, :], 1) + tl.load(values + row + B3)
     tl.store(q + network * B + b, value)
 
 
 @triton.jit(do_not_specialize=["left_out"])
 def _errors(
-    values, h1, h2, q, bellman, left_out, error, d_h1, d_h2, bellman_stride,
+    values, halves, h1, h2, q, bellman, left_out, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
-    H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     network, tile = tl.program_id(0), tl.program_id(1)
     agent = network // N
-    row = values + network.to(tl.int64) * P
+    row = network.to(tl.int64) * P
     b = tile * BM + tl.arange(0, BM)
     i, k = tl.arange(0, H), tl.arange(0, BK)
     smallest = tl.full((BM,), float("inf"), tl.float32)
@@ -68,93 +74,104 @@ def _errors(
         # not tl.minimum alone: a value that is no number has to be seen
         smallest = tl.where(asked != asked, asked, tl.minimum(smallest, asked))
     target = tl.load(bellman + agent * AGENT + b) * smallest + tl.load(bellman + bellman_stride + agent * AGENT + b)
-    d_q = (tl.load(q + network * B + b) - target) * (2.0 / B)
-    tl.store(error + network * B + b, d_q)
+    difference = tl.load(q + network * B + b) - target
+    tl.store(error + network * B + b, difference)
     kept = network * B * H + b[:, None] * H
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         hidden = tl.load(h2 + kept + start + k[None, :])
-        w3 = tl.load(row + W3 + start + k)
-        strip = tl.where(hidden > 0, d_q[:, None] * w3[None, :], 0.0)
+        w3 = tl.load(values + row + W3 + start + k) * SCALE
+        strip = tl.where(hidden > 0, difference[:, None] * w3[None, :], 0.0)
+        strip = tl.minimum(tl.maximum(strip, -_LARGEST), _LARGEST).to(tl.float16)
         tl.store(d_h2 + kept + start + k[None, :], strip)
-        w2 = tl.load(row + W2 + i[:, None] * H + start + k[None, :])
-        acc = tl.dot(strip, tl.trans(w2), acc, input_precision=PRECISION)
+        w2 = tl.load(halves + row + W2 + i[:, None] * H + start + k[None, :])
+        acc = tl.dot(strip, tl.trans(w2), acc)
     first = tl.load(h1 + kept + i[None, :])
-    tl.store(d_h1 + kept + i[None, :], tl.where(first > 0, acc, 0.0))
+    acc = tl.minimum(tl.maximum(acc, -_LARGEST), _LARGEST)
+    tl.store(d_h1 + kept + i[None, :], tl.where(first > 0, acc, 0.0).to(tl.float16))
 
 
 @triton.jit
-def _adam(values, mean, square, place, target, mask, gradient, rates, SPEED, BETA1, BETA2, EPS):
+def _adam(values, halves, mean, square, place, target, mask, gradient, rates, SPEED, BETA1, BETA2, EPS):
     m, v = tl.load(mean + place, mask=mask), tl.load(square + place, mask=mask)
     p, t = tl.load(values + place, mask=mask), tl.load(values + target, mask=mask)
     m += (1 - BETA1) * (gradient - m)
     v = BETA2 * v + (1 - BETA2) * gradient * gradient
     p -= m * tl.load(rates) / (tl.sqrt(v) * tl.load(rates + 1) + EPS)
+    t += SPEED * (p - t)
     tl.store(mean + place, m, mask=mask)
     tl.store(square + place, v, mask=mask)
     tl.store(values + place, p, mask=mask)
-    tl.store(values + target, t + SPEED * (p - t), mask=mask)
+    tl.store(values + target, t, mask=mask)
+    tl.store(halves + place, p.to(tl.float16), mask=mask)
+    tl.store(halves + target, t.to(tl.float16), mask=mask)
 
 
 @triton.jit
 def _learn_w2(
-    values, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
-    B: tl.constexpr, H: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+    values, halves, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
+    B: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     b, i, j = tl.arange(0, T), (part // (H // T)) * T + tl.arange(0, T), (part % (H // T)) * T + tl.arange(0, T)
-    gradient = tl.zeros((T, T), tl.float32)
+    total = tl.zeros((T, T), tl.float32)
     for start in range(0, B, T):
         h = tl.load(left + (start + b)[:, None] * H + i[None, :])
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
-        gradient = tl.dot(tl.trans(h), d, gradient, input_precision=PRECISION)
+        total = tl.dot(tl.trans(h), d, total)
     place = i[:, None] * H + j[None, :]
-    every = place >= 0
-    _adam(values, mean, square, row + place, target + place, every, gradient, rates, SPEED, BETA1, BETA2, EPS)
+    every, gradient = place >= 0, total * (2.0 / (B * SCALE))
+    _adam(values, halves, mean, square, row + place, target + place, every, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit
 def _learn_w1(
-    values, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
-    B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr,
+    values, halves, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
+    B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     b, c, j = tl.arange(0, T), tl.arange(0, CP), part * T + tl.arange(0, T)
-    gradient = tl.zeros((CP, T), tl.float32)
+    total = tl.zeros((CP, T), tl.float32)
     for start in range(0, B, T):
         x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
+        x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST).to(tl.float16)
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
-        gradient = tl.dot(tl.trans(x), d, gradient, input_precision=PRECISION)
+        total = tl.dot(tl.trans(x), d, total)
     place = c[:, None] * H + j[None, :]
-    used = (c[:, None] < C) & (j[None, :] < H)
-    _adam(values, mean, square, row + place, target + place, used, gradient, rates, SPEED, BETA1, BETA2, EPS)
+    used, gradient = (c[:, None] < C) & (j[None, :] < H), total * (2.0 / (B * SCALE))
+    _adam(values, halves, mean, square, row + place, target + place, used, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit
 def _learn_rest(
-    values, mean, square, rates, row, target, h2, d_h2, error, part, SPEED, BETA1, BETA2, EPS,
+    values, halves, mean, square, rates, row, target, h2, d_h2, error, part, SPEED, BETA1, BETA2, EPS,
     W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, B: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
+    SCALE: tl.constexpr,
 ):  # fmt: skip
     b, j = tl.arange(0, T), part * T + tl.arange(0, T)
     d_w3, d_b2, d_b3 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
     for start in range(0, B, T):
-        d_q = tl.load(error + start + b)
-        d_w3 += tl.sum(d_q[:, None] * tl.load(h2 + (start + b)[:, None] * H + j[None, :]), 0)
-        d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]), 0)
-        d_b3 += d_q
+        difference = tl.load(error + start + b)
+        hidden = tl.load(h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32)
+        d_w3 += tl.sum(difference[:, None] * hidden, 0)
+        d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32), 0)
+        d_b3 += difference
     every = j >= 0
-    _adam(values, mean, square, row + W3 + j, target + W3 + j, every, d_w3, rates, SPEED, BETA1, BETA2, EPS)
-    _adam(values, mean, square, row + B2 + j, target + B2 + j, every, d_b2, rates, SPEED, BETA1, BETA2, EPS)
-    last = B3 + b  # b3 is one number: the first lane of the first part writes it
-    once = (b == 0) & (part == 0)
-    total = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
-    _adam(values, mean, square, row + last, target + last, once, total, rates, SPEED, BETA1, BETA2, EPS)
+    d_w3, d_b2 = d_w3 * (2.0 / B), d_b2 * (2.0 / (B * SCALE))
+    at, follows = row + W3 + j, target + W3 + j
+    _adam(values, halves, mean, square, at, follows, every, d_w3, rates, SPEED, BETA1, BETA2, EPS)
+    at, follows = row + B2 + j, target + B2 + j
+    _adam(values, halves, mean, square, at, follows, every, d_b2, rates, SPEED, BETA1, BETA2, EPS)
+    at, follows = row + B3 + b, target + B3 + b
+    once = (b == 0) & (part == 0)  # one number, so one lane writes it
+    gradient = tl.sum(d_b3, 0) * (2.0 / B) + tl.zeros((T,), tl.float32)
+    _adam(values, halves, mean, square, at, follows, once, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit(do_not_specialize=["rates"])
 def _learn(
-    inputs, values, mean, square, h1, h2, error, d_h1, d_h2, rates, SPEED, BETA1, BETA2, EPS,
+    inputs, values, halves, mean, square, h1, h2, error, d_h1, d_h2, rates, SPEED, BETA1, BETA2, EPS,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    T: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     network, part = tl.program_id(0), tl.program_id(1)
     across: tl.constexpr = H // T
@@ -163,18 +180,18 @@ def _learn(
     kept = network * B * H
     if part < across * across:
         _learn_w2(
-            values, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
-            SPEED, BETA1, BETA2, EPS, B, H, T, PRECISION,
+            values, halves, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
+            SPEED, BETA1, BETA2, EPS, B, H, T, SCALE,
         )  # fmt: skip
     elif part < across * (across + 1):
         _learn_w1(
-            values, mean, square, rates, row, target, inputs + (network // N) * B * C, d_h1 + kept,
-            part - across * across, SPEED, BETA1, BETA2, EPS, B, C, CP, H, T, PRECISION,
+            values, halves, mean, square, rates, row, target, inputs + (network // N) * B * C, d_h1 + kept,
+            part - across * across, SPEED, BETA1, BETA2, EPS, B, C, CP, H, T, SCALE,
         )  # fmt: skip
     else:
         _learn_rest(
-            values, mean, square, rates, row, target, h2 + kept, d_h2 + kept, error + network * B,
-            part - across * (across + 1), SPEED, BETA1, BETA2, EPS, W3, B2, B3, B, H, T,
+            values, halves, mean, square, rates, row, target, h2 + kept, d_h2 + kept, error + network * B,
+            part - across * (across + 1), SPEED, BETA1, BETA2, EPS, W3, B2, B3, B, H, T, SCALE,
         )  # fmt: skip
 
 
@@ -188,40 +205,35 @@ class TritonCritics:
         critics: Per agent.
         batch_size: Rows of a batch.
         target_speed: Of the targets.
-        precision: Of the matrix products: "tf32", or "ieee" to compare with other code.
     """
 
     def __init__(
-        self,
-        values: Tensor,
-        adam: Adam,
-        shape: MlpShape,
-        *,
-        critics: int,
-        batch_size: int,
-        target_speed: float,
-        precision: str = "tf32",
+        self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, batch_size: int, target_speed: float
     ) -> None:
         """Allocate what the kernels hand on to each other."""
         self.values, self.adam, self.target_speed = values, adam, target_speed
         stack, device = len(values) // 2, values.device
+        self.halves = values.half()  # what the products read; `_learn` keeps it up to date
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
-        self.h1, self.h2, self.d_h1, self.d_h2 = torch.zeros(4, stack, batch_size, shape.hidden, device=device)
+        hidden = (4, stack, batch_size, shape.hidden)
+        self.h1, self.h2, self.d_h1, self.d_h2 = torch.zeros(hidden, dtype=torch.float16, device=device)
         columns = shape.padded_inputs
-        sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters, "PRECISION": precision}
+        self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "CP": max(16, triton.next_power_of_2(columns)), "H": shape.hidden}
-        starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
-        self._sizes, self._starts = sizes, starts
+        self._starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
         # A tile of the batch per program: small enough that there is one for every multiprocessor
-        self._rows = {programs: self._tile(programs, batch_size) for programs in (2 * stack, stack)}
-        self._strip = 32
+        self.tuning = {
+            "values": {"BM": self._tile(2 * stack, batch_size), "BK": 64, "num_warps": 4, "num_stages": 2},
+            "errors": {"BM": self._tile(stack, batch_size), "BK": 64, "num_warps": 4, "num_stages": 2},
+            "learn": {"T": _TILE, "num_warps": 4, "num_stages": 2},
+        }
 
     @staticmethod
     def fits(shape: MlpShape, batch_size: int) -> bool:
         """Whether the kernels can be used: their tiles have no ragged edges."""
-        powers = shape.hidden & (shape.hidden - 1) == 0
-        return powers and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
+        power_of_two = shape.hidden & (shape.hidden - 1) == 0
+        return power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
 
     @staticmethod
     def _tile(networks: int, batch_size: int) -> int:
@@ -230,24 +242,26 @@ class TritonCritics:
                 return rows
         return 16
 
+    def refresh(self) -> None:
+        """Follow parameters that were changed from outside."""
+        self.halves.copy_(self.values)
+
     def update(self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor) -> None:
-        """One update; see `critics.TorchCritics.update`."""
-        sizes, starts, width = self._sizes, self._starts, self._width
+        """One update; see `critics.Critics`."""
+        sizes, starts, width, tuning = self._sizes, self._starts, self._width, self.tuning
         stack, batch, hidden = sizes["S"], sizes["B"], width["H"]
-        wide, narrow = self._rows[2 * stack], self._rows[stack]
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
-        _values[(2 * stack, batch // wide)](
-            inputs, self.values, self.h1, self.h2, self.q, **starts, **sizes, **width, BM=wide, BK=self._strip,
-            num_warps=4 if wide < 64 else 8, num_stages=2,
+        _values[(2 * stack, batch // tuning["values"]["BM"])](
+            inputs, self.values, self.halves, self.h1, self.h2, self.q, **starts, **sizes, **width, **tuning["values"]
+        )
+        _errors[(stack, batch // tuning["errors"]["BM"])](
+            self.values, self.halves, self.h1, self.h2, self.q, bellman, left_out, self.error, self.d_h1, self.d_h2,
+            bellman.stride(0), **weights, **sizes, H=hidden, AGENT=bellman.stride(1), SCALE=_SCALE,
+            **tuning["errors"],
         )  # fmt: skip
-        _errors[(stack, batch // narrow)](
-            self.values, self.h1, self.h2, self.q, bellman, left_out, self.error, self.d_h1, self.d_h2,
-            bellman.stride(0), **weights, **sizes, H=hidden, BM=narrow, BK=self._strip, AGENT=bellman.stride(1),
-            num_warps=4 if narrow < 64 else 8, num_stages=2,
-        )  # fmt: skip
-        across = hidden // _TILE
+        across = hidden // tuning["learn"]["T"]
         _learn[(stack, across * (across + 2))](
-            inputs, self.values, self.adam.mean, self.adam.square, self.h1, self.h2, self.error, self.d_h1, self.d_h2,
-            rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, T=_TILE,
-            num_warps=8 if width["CP"] > _TILE else 4, num_stages=2,
+            inputs, self.values, self.halves, self.adam.mean, self.adam.square, self.h1, self.h2, self.error,
+            self.d_h1, self.d_h2, rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, SCALE=_SCALE,
+            **tuning["learn"],
         )  # fmt: skip

@@ -23,6 +23,9 @@ class Critics(Protocol):
             rates: Of Adam, ``(2,)``.
         """
 
+    def refresh(self) -> None:
+        """Follow parameters that were changed from outside."""
+
 
 def make_critics(
     values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, batch_size: int, target_speed: float
@@ -62,6 +65,9 @@ class TorchCritics:
         self._both, self._learning, self._gradient = (
             Layers.of(part, shape) for part in (values, values[: self.stack], adam.gradient)
         )
+
+    def refresh(self) -> None:
+        """There is no copy to bring up to date."""
 
     def update(self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor) -> None:
         """See `Critics`."""

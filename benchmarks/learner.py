@@ -194,6 +194,7 @@ class StackedSAC:
         """Continue, in place: captured graphs stay valid."""
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
+        self.critics.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}

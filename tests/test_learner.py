@@ -278,18 +278,19 @@ class TestOnGpu:
             adam = Adam(values[: agents * critics], 3e-4)
             options = {"critics": critics, "target_speed": 0.005}
             if kernels:
-                updater = TritonCritics(values, adam, shape, batch_size=batch, precision="ieee", **options)
+                updater = TritonCritics(values, adam, shape, batch_size=batch, **options)
             else:
                 updater = TorchCritics(values, adam, shape, **options)
             rates = adam.rates(torch.zeros((), dtype=torch.float64, device="cuda"), len(problems))
             for problem, rate in zip(problems, rates, strict=True):
                 updater.update(*problem, rate)
             found.append((values, adam.mean, adam.square))
-        # Adam divides small gradients by their own size, so parameters are compared by their distance as a whole.
-        for plain, ours in zip(*found, strict=True):
-            assert not torch.equal(plain, start)
-            assert torch.linalg.norm(plain - ours) < 2e-3 * torch.linalg.norm(plain - start[: len(plain)])
-        assert torch.linalg.norm(found[0][1] - found[1][1]) < 1e-4 * torch.linalg.norm(found[0][1])
+        # Products of halves: moments agree to three digits. Adam divides small gradients by their own size, so
+        # parameters are compared by their distance as a whole.
+        (values, mean, square), (our_values, our_mean, our_square) = found
+        assert torch.linalg.norm(mean - our_mean) < 3e-3 * torch.linalg.norm(mean)
+        assert torch.linalg.norm(square - our_square) < 3e-3 * torch.linalg.norm(square)
+        assert torch.linalg.norm(values - our_values) < 0.05 * torch.linalg.norm(values - start)
 
     def test_a_captured_block_is_the_block_itself(self):
         device = torch.device("cuda", 0)
