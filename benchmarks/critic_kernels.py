@@ -222,11 +222,13 @@ class TritonCritics:
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "CP": max(16, triton.next_power_of_2(columns)), "H": shape.hidden}
         self._starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
-        # A tile of the batch per program: small enough that there is one for every multiprocessor
+        # Found by trying on an H200. Tiles of the batch are small where there are few networks, so that there is work
+        # for every multiprocessor; a program that holds a wide tile of w1 needs the registers of eight warps.
+        many = stack >= 16
         self.tuning = {
-            "values": {"BM": self._tile(2 * stack, batch_size), "BK": 64, "num_warps": 4, "num_stages": 2},
-            "errors": {"BM": self._tile(stack, batch_size), "BK": 64, "num_warps": 4, "num_stages": 2},
-            "learn": {"T": _TILE, "num_warps": 4, "num_stages": 2},
+            "values": {"BM": 64 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
+            "errors": {"BM": 32 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
+            "learn": {"T": _TILE, "num_warps": 8 if self._width["CP"] > _TILE else 4, "num_stages": 2},
         }
 
     @staticmethod
@@ -234,13 +236,6 @@ class TritonCritics:
         """Whether the kernels can be used: their tiles have no ragged edges."""
         power_of_two = shape.hidden & (shape.hidden - 1) == 0
         return power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
-
-    @staticmethod
-    def _tile(networks: int, batch_size: int) -> int:
-        for rows in (64, 32):
-            if networks * (batch_size // rows) >= 96:
-                return rows
-        return 16
 
     def refresh(self) -> None:
         """Follow parameters that were changed from outside."""

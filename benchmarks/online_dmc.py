@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import os
 import sys
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the worker processes: each computes small products alone
 
 import torch
-from online_run import ALGORITHMS, PRESETS, OnlineRun, Settings
+from online_run import ALGORITHMS, PRESETS, OnlineRun, Settings, is_done
 from reporting import origin, write_json
 
 from synther_replay.checks import resolve_device, whole_number
@@ -108,19 +106,6 @@ def result_path(args: argparse.Namespace) -> Path:
     settings: Settings = args.settings
     name = "-".join(part for part in (settings.algo, settings.preset, args.tag) if part)
     return Path(args.out) / settings.env / f"{name}.json"
-
-
-def is_done(path: Path, settings: Settings) -> bool:
-    """Whether the result is there already; one of other settings is never overwritten."""
-    if not path.exists():
-        return False
-    try:
-        found = json.loads(path.read_text()).get("settings")
-    except (json.JSONDecodeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
-    if found != asdict(settings):
-        raise ValueError(f"{path} holds the result of other settings, {found}; remove it, or use --tag or --out")
-    return True
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -100,6 +101,19 @@ class Settings:
         """Every 2,500 steps up to 20,000, then every 10,000, and the last."""
         early = range(2_500, min(self.steps, 20_000) + 1, 2_500)
         return {*early, *range(30_000, self.steps + 1, 10_000), self.steps}
+
+
+def is_done(path: Path, settings: Settings) -> bool:
+    """Whether the result is there already; one of other settings is never overwritten."""
+    if not path.exists():
+        return False
+    try:
+        found = json.loads(path.read_text()).get("settings")
+    except (json.JSONDecodeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
+    if found != asdict(settings):
+        raise ValueError(f"{path} holds the result of other settings, {found}; remove it, or choose another --out")
+    return True
 
 
 class OnlineRun:

@@ -111,11 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", type=int, default=10_000, help="real transitions in the buffer")
-    parser.add_argument("--calls", type=int, help="calls of train that are timed together (GPU: 20, CPU: 1)")
+    parser.add_argument("--calls", type=int, help="calls of train that are timed together (GPU: 5, CPU: 1)")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
     device = resolve_device(options.device)
-    calls = options.calls or (20 if device.type == "cuda" else 1)
+    calls = options.calls or (5 if device.type == "cuda" else 1)
     results = measure(device, rows=options.rows, calls=calls, repeats=options.repeats)
     print(table(results))
     if options.out:

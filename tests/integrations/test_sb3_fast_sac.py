@@ -720,7 +720,7 @@ def test_loaded_parameters_are_those_that_the_next_updates_start_from(counted):
     state, recorded = copy.deepcopy(trained.get_parameters()), len(counted)
     results = []
     for _ in range(2):
-        trained.set_parameters(state)
+        trained.set_parameters(copy.deepcopy(state))  # an optimiser goes on with the very tensors that it is given
         torch.cuda.manual_seed(5)
         np.random.seed(5)
         trained.train(7, 8)
