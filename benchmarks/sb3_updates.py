@@ -21,18 +21,30 @@ from reporting import markdown_table, origin, seconds, synchronise, write_json
 from stable_baselines3 import SAC
 from stable_baselines3.common.logger import Logger
 
-from synther_replay import GeneratorConfig, RetrainSchedule
+from synther_replay import RetrainSchedule, Transitions
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
 from synther_replay.checks import resolve_device
 
 OBSERVATION, ACTION = 17, 6
 GRADIENT_STEPS, BATCH, SYNTHETIC = 20, 256, 20_000
 
-# One fit that takes no time: how well the rows are made does not matter for how fast they are drawn.
+
+class Copies:
+    """A generator that repeats what it has seen: how rows are made does not matter for how fast they are drawn."""
+
+    def fit(self, transitions: Transitions) -> None:
+        """Remember."""
+        self.seen = transitions
+
+    def sample(self, n: int) -> Transitions:
+        """The first rows, over and over."""
+        return self.seen[torch.arange(n, device=self.seen.rows.device) % len(self.seen)]
+
+
 OURS: dict[str, Any] = {
     "replay_buffer_class": SynthERBuffer,
     "replay_buffer_kwargs": {
-        "generator": GeneratorConfig.tiny(steps=10, width=32, depth=1),
+        "generator": Copies(),
         "schedule": RetrainSchedule(every=10**9, rows=SYNTHETIC, start=1),
         "real_ratio": 0.5,
     },
