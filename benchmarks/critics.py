@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from stacked import Adam, Layers, MlpShape, backward, forward
 from torch import Tensor
 
@@ -31,12 +32,20 @@ def make_critics(
     values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, batch_size: int, target_speed: float
 ) -> Critics:
     """Whichever is faster here."""
-    if values.is_cuda and has_triton():
-        from critic_kernels import TritonCritics  # imports triton, which a CPU build of PyTorch has not
+    if has_kernels(values.device, shape, batch_size):
+        from kernels import TritonCritics
 
-        if TritonCritics.fits(shape, batch_size):
-            return TritonCritics(values, adam, shape, critics=critics, batch_size=batch_size, target_speed=target_speed)
+        return TritonCritics(values, adam, shape, critics=critics, batch_size=batch_size, target_speed=target_speed)
     return TorchCritics(values, adam, shape, critics=critics, target_speed=target_speed)
+
+
+def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
+    """Whether `kernels` can be used; a CPU build of PyTorch has no Triton to import it with."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    from kernels import fits
+
+    return fits(shape, batch_size)
 
 
 @fused

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from stacked import Layers
 from tasks import Environment, make_environment
+from workers import worker_context
 
 from synther_replay.seeding import derive_seed
 
@@ -74,7 +74,7 @@ class Evaluator:
         self.task, self.seeds, self.episodes = task, seeds, episodes
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context())
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""

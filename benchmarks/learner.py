@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from critics import make_critics
+from critics import has_kernels, make_critics
 from replay import StackedReplay
 from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise, padded
 from torch import Tensor
@@ -168,9 +168,7 @@ class StackedSAC:
         spec, settings = self.replay.spec, self.settings
         _, updates, batch, _ = rows.shape
         alpha = self.log_alpha.parameters.exp()
-        following = rows[..., spec.next_observations].flatten(1, 2)
-        out, _ = self._policy_forward(following)
-        next_actions, log_prob = _squash(out, next_noise.flatten(1, 2))
+        next_actions, log_prob = _squash(self._next_outputs(rows.flatten(1, 2)), next_noise.flatten(1, 2))
         next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
         columns = self.critic_shape.padded_inputs
         inputs = _critic_inputs(rows, next_actions, spec.observation_dim, columns)
@@ -218,6 +216,14 @@ class StackedSAC:
         self.policy.step(rates)
         _alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
+
+    def _next_outputs(self, rows: Tensor) -> Tensor:
+        """What the policies put out for the next observations of rows ``(M, n, dim)``; no gradient is needed."""
+        if not has_kernels(self.device, self.policy_shape, self.settings.batch_size):
+            return self._policy_forward(rows[..., self.replay.spec.next_observations])[0]
+        from kernels import policy_outputs
+
+        return policy_outputs(self.policy.parameters, self.policy_shape, rows, self.replay.spec.next_observations)
 
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)

@@ -13,6 +13,13 @@ from tasks import Lane, Task
 _STEP, _DONE = b"s", b"d"
 
 
+def worker_context() -> Any:
+    """How worker processes are started: forked from a process that has imported everything and never saw a GPU."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "workers", "evaluation"])
+    return context
+
+
 class Steps(NamedTuple):
     """What follows the actions of M agents."""
 
@@ -108,7 +115,7 @@ class Environments:
 
     def __init__(self, task: Task, seeds: list[int], *, workers: int) -> None:
         """Start the processes."""
-        context = multiprocessing.get_context("spawn")
+        context = worker_context()
         board = _Board(context, len(seeds), task.observation_dim, task.action_dim)
         self._arrays = board.arrays()
         shares = np.array_split(seeds, min(workers, len(seeds)))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from critics import TorchCritics
 from learner import Hyperparameters, StackedSAC
 from replay import StackedReplay
-from stacked import Adam, Layers, MlpShape, initialise, padded
+from stacked import Adam, Layers, MlpShape, forward, initialise, padded
 
 from synther_replay import Transitions, TransitionSpec
 
@@ -254,7 +254,7 @@ class TestReplay:
 class TestOnGpu:
     @pytest.mark.parametrize(("agents", "critics", "inputs"), [(1, 2, 23), (8, 2, 23), (2, 10, 90), (3, 2, 11)])
     def test_kernels_compute_what_the_operations_compute(self, agents, critics, inputs):
-        from critic_kernels import TritonCritics
+        from kernels import TritonCritics
 
         shape, batch = MlpShape(inputs, 1), 256
         rng = torch.Generator("cuda").manual_seed(0)
@@ -291,6 +291,20 @@ class TestOnGpu:
         assert torch.linalg.norm(mean - our_mean) < 3e-3 * torch.linalg.norm(mean)
         assert torch.linalg.norm(square - our_square) < 3e-3 * torch.linalg.norm(square)
         assert torch.linalg.norm(values - our_values) < 0.05 * torch.linalg.norm(values - start)
+
+    @pytest.mark.parametrize(("agents", "inputs", "outputs"), [(1, 17, 12), (8, 11, 6), (2, 78, 24)])
+    def test_next_actions_of_the_kernel_are_those_of_the_operations(self, agents, inputs, outputs):
+        from kernels import policy_outputs
+
+        shape, rng = MlpShape(inputs, outputs), torch.Generator("cuda").manual_seed(0)
+        policy = initialise(shape, agents, torch.Generator().manual_seed(0)).cuda()
+        layers = Layers.of(policy, shape)
+        for biases in (layers.b2, layers.b3, layers.w1[:, inputs]):
+            biases.normal_(generator=rng)
+        rows = torch.randn(agents, 640, inputs + 9, generator=rng, device="cuda")
+        found = policy_outputs(policy, shape, rows, slice(5, 5 + inputs))
+        expected, _ = forward(layers, padded(rows[..., 5 : 5 + inputs], columns=shape.padded_inputs))
+        assert torch.linalg.norm(found - expected) < 2e-3 * torch.linalg.norm(expected)
 
     def test_a_captured_block_is_the_block_itself(self):
         device = torch.device("cuda", 0)

@@ -1,6 +1,7 @@
-"""One critic update of all agents in three Triton kernels.
+"""The learner's inner loop as Triton kernels: three for a critic update of all agents, one for their next actions.
 
-The same as `critics.TorchCritics`, product for product, with three launches instead of some twenty:
+A critic update is the same as that of `critics.TorchCritics`, product for product, with three launches instead of some
+twenty:
 
 1. `_values`: both hidden layers and the value of every critic and target, a tile of the batch at a time; the first
    hidden layer is made in strips that are used up at once by the second.
@@ -57,6 +58,32 @@ def _values(
     tl.store(q + network * B + b, value)
 
 
+@triton.jit
+def _policies(
+    rows, values, halves, out,
+    W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
+    A: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    agent, tile = tl.program_id(0), tl.program_id(1)
+    row = agent.to(tl.int64) * P
+    r = agent.to(tl.int64) * R + tile * BM + tl.arange(0, BM)
+    c, j, k, o = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
+    x = tl.load(rows + r[:, None] * D + c[None, :], mask=c[None, :] < C, other=0.0)
+    x = tl.where(c[None, :] == C, 1.0, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)).to(tl.float16)
+    acc = tl.zeros((BM, H), tl.float32)
+    for start in range(0, H, BK):
+        w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] <= C, other=0.0)
+        strip = tl.minimum(tl.maximum(tl.dot(x, w1), 0.0), _LARGEST).to(tl.float16)
+        w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
+        acc = tl.dot(strip, w2, acc)
+    hidden = tl.maximum(acc + tl.load(values + row + B2 + j)[None, :], 0.0)
+    hidden = tl.minimum(hidden, _LARGEST).to(tl.float16)
+    w3 = tl.load(halves + row + W3 + j[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
+    result = tl.dot(hidden, w3) + tl.load(values + row + B3 + o, mask=o < A, other=0.0)[None, :]
+    tl.store(out + r[:, None] * A + o[None, :], result, mask=o[None, :] < A)
+
+
 @triton.jit(do_not_specialize=["left_out"])
 def _errors(
     values, halves, h1, h2, q, bellman, left_out, error, d_h1, d_h2, bellman_stride,
@@ -92,9 +119,15 @@ def _errors(
 
 
 @triton.jit
-def _adam(values, halves, mean, square, place, target, mask, gradient, rates, SPEED, BETA1, BETA2, EPS):
-    m, v = tl.load(mean + place, mask=mask), tl.load(square + place, mask=mask)
+def _state(values, mean, square, place, target, mask):
+    """What Adam changes: parameters, moments, targets. Read early, so that they arrive while gradients are made."""
     p, t = tl.load(values + place, mask=mask), tl.load(values + target, mask=mask)
+    return p, tl.load(mean + place, mask=mask), tl.load(square + place, mask=mask), t
+
+
+@triton.jit
+def _adam(values, halves, mean, square, place, target, mask, state, gradient, rates, SPEED, BETA1, BETA2, EPS):
+    p, m, v, t = state
     m += (1 - BETA1) * (gradient - m)
     v = BETA2 * v + (1 - BETA2) * gradient * gradient
     p -= m * tl.load(rates) / (tl.sqrt(v) * tl.load(rates + 1) + EPS)
@@ -113,31 +146,37 @@ def _learn_w2(
     B: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     b, i, j = tl.arange(0, T), (part // (H // T)) * T + tl.arange(0, T), (part % (H // T)) * T + tl.arange(0, T)
+    place = i[:, None] * H + j[None, :]
+    every = place >= 0
+    at, follows = row + place, target + place
+    state = _state(values, mean, square, at, follows, every)
     total = tl.zeros((T, T), tl.float32)
     for start in range(0, B, T):
         h = tl.load(left + (start + b)[:, None] * H + i[None, :])
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
         total = tl.dot(tl.trans(h), d, total)
-    place = i[:, None] * H + j[None, :]
-    every, gradient = place >= 0, total * (2.0 / (B * SCALE))
-    _adam(values, halves, mean, square, row + place, target + place, every, gradient, rates, SPEED, BETA1, BETA2, EPS)
+    gradient = total * (2.0 / (B * SCALE))
+    _adam(values, halves, mean, square, at, follows, every, state, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit
 def _learn_w1(
     values, halves, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
-    B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
+    B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    b, c, j = tl.arange(0, T), tl.arange(0, CP), part * T + tl.arange(0, T)
-    total = tl.zeros((CP, T), tl.float32)
+    b, c, j = tl.arange(0, T), (part // (H // T)) * CT + tl.arange(0, CT), (part % (H // T)) * T + tl.arange(0, T)
+    place = c[:, None] * H + j[None, :]
+    used = (c[:, None] < C) & (j[None, :] < H)
+    at, follows = row + place, target + place
+    state = _state(values, mean, square, at, follows, used)
+    total = tl.zeros((CT, T), tl.float32)
     for start in range(0, B, T):
         x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
         x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST).to(tl.float16)
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
         total = tl.dot(tl.trans(x), d, total)
-    place = c[:, None] * H + j[None, :]
-    used, gradient = (c[:, None] < C) & (j[None, :] < H), total * (2.0 / (B * SCALE))
-    _adam(values, halves, mean, square, row + place, target + place, used, gradient, rates, SPEED, BETA1, BETA2, EPS)
+    gradient = total * (2.0 / (B * SCALE))
+    _adam(values, halves, mean, square, at, follows, used, state, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit
@@ -157,42 +196,76 @@ def _learn_rest(
     every = j >= 0
     d_w3, d_b2 = d_w3 * (2.0 / B), d_b2 * (2.0 / (B * SCALE))
     at, follows = row + W3 + j, target + W3 + j
-    _adam(values, halves, mean, square, at, follows, every, d_w3, rates, SPEED, BETA1, BETA2, EPS)
+    state = _state(values, mean, square, at, follows, every)
+    _adam(values, halves, mean, square, at, follows, every, state, d_w3, rates, SPEED, BETA1, BETA2, EPS)
     at, follows = row + B2 + j, target + B2 + j
-    _adam(values, halves, mean, square, at, follows, every, d_b2, rates, SPEED, BETA1, BETA2, EPS)
+    state = _state(values, mean, square, at, follows, every)
+    _adam(values, halves, mean, square, at, follows, every, state, d_b2, rates, SPEED, BETA1, BETA2, EPS)
     at, follows = row + B3 + b, target + B3 + b
     once = (b == 0) & (part == 0)  # one number, so one lane writes it
+    state = _state(values, mean, square, at, follows, once)
     gradient = tl.sum(d_b3, 0) * (2.0 / B) + tl.zeros((T,), tl.float32)
-    _adam(values, halves, mean, square, at, follows, once, gradient, rates, SPEED, BETA1, BETA2, EPS)
+    _adam(values, halves, mean, square, at, follows, once, state, gradient, rates, SPEED, BETA1, BETA2, EPS)
 
 
 @triton.jit(do_not_specialize=["rates"])
 def _learn(
     inputs, values, halves, mean, square, h1, h2, error, d_h1, d_h2, rates, SPEED, BETA1, BETA2, EPS,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
-    S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr,
     T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     network, part = tl.program_id(0), tl.program_id(1)
     across: tl.constexpr = H // T
+    tiles_of_w2: tl.constexpr = across * across
+    tiles: tl.constexpr = tiles_of_w2 + across * ((C + CT - 1) // CT)
     row = network.to(tl.int64) * P
     target = row + S * P
     kept = network * B * H
-    if part < across * across:
+    if part < tiles_of_w2:
         _learn_w2(
             values, halves, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
             SPEED, BETA1, BETA2, EPS, B, H, T, SCALE,
         )  # fmt: skip
-    elif part < across * (across + 1):
+    elif part < tiles:
         _learn_w1(
             values, halves, mean, square, rates, row, target, inputs + (network // N) * B * C, d_h1 + kept,
-            part - across * across, SPEED, BETA1, BETA2, EPS, B, C, CP, H, T, SCALE,
+            part - tiles_of_w2, SPEED, BETA1, BETA2, EPS, B, C, CT, H, T, SCALE,
         )  # fmt: skip
     else:
         _learn_rest(
             values, halves, mean, square, rates, row, target, h2 + kept, d_h2 + kept, error + network * B,
-            part - across * (across + 1), SPEED, BETA1, BETA2, EPS, W3, B2, B3, B, H, T, SCALE,
+            part - tiles, SPEED, BETA1, BETA2, EPS, W3, B2, B3, B, H, T, SCALE,
         )  # fmt: skip
+
+
+def fits(shape: MlpShape, batch_size: int) -> bool:
+    """Whether the kernels can be used: their tiles have no ragged edges."""
+    power_of_two = shape.hidden & (shape.hidden - 1) == 0
+    return power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
+
+
+def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
+    """What M policies put out for observations that lie in rows of transitions, in one kernel.
+
+    Args:
+        parameters: Of the policies, ``(M, P)``.
+        shape: Of a policy.
+        rows: Transitions of each, ``(M, R, dim)``, R a multiple of 64.
+        columns: Where in a row the observation is.
+
+    Returns:
+        Means and logarithms of standard deviations, ``(M, R, outputs)``.
+    """
+    agents, count, width = rows.shape
+    out = torch.empty(agents, count, shape.outputs, device=rows.device)
+    starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
+    _policies[(agents, count // _TILE)](
+        rows[..., columns], parameters, parameters.half(), out, **starts, P=shape.parameters, R=count, D=width,
+        C=shape.inputs, CP=max(16, triton.next_power_of_2(shape.inputs + 1)), H=shape.hidden, A=shape.outputs,
+        AP=max(16, triton.next_power_of_2(shape.outputs)), BM=_TILE, BK=32, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
 
 
 class TritonCritics:
@@ -220,22 +293,22 @@ class TritonCritics:
         self.h1, self.h2, self.d_h1, self.d_h2 = torch.zeros(hidden, dtype=torch.float16, device=device)
         columns = shape.padded_inputs
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
-        self._width = {"C": columns, "CP": max(16, triton.next_power_of_2(columns)), "H": shape.hidden}
+        self._width = {"C": columns, "H": shape.hidden}
         self._starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
         # Found by trying on an H200. Tiles of the batch are small where there are few networks, so that there is work
-        # for every multiprocessor; a program that holds a wide tile of w1 needs the registers of eight warps.
+        # for every multiprocessor.
         many = stack >= 16
         self.tuning = {
-            "values": {"BM": 64 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
+            "values": {
+                "CP": max(16, triton.next_power_of_2(columns)),
+                "BM": 64 if many else 16,
+                "BK": 32 if many else 64,
+                "num_warps": 4,
+                "num_stages": 3,
+            },
             "errors": {"BM": 32 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
-            "learn": {"T": _TILE, "num_warps": 8 if self._width["CP"] > _TILE else 4, "num_stages": 2},
+            "learn": {"T": _TILE, "CT": 32, "num_warps": 4, "num_stages": 2},
         }
-
-    @staticmethod
-    def fits(shape: MlpShape, batch_size: int) -> bool:
-        """Whether the kernels can be used: their tiles have no ragged edges."""
-        power_of_two = shape.hidden & (shape.hidden - 1) == 0
-        return power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
 
     def refresh(self) -> None:
         """Follow parameters that were changed from outside."""
@@ -254,8 +327,8 @@ class TritonCritics:
             bellman.stride(0), **weights, **sizes, H=hidden, AGENT=bellman.stride(1), SCALE=_SCALE,
             **tuning["errors"],
         )  # fmt: skip
-        across = hidden // tuning["learn"]["T"]
-        _learn[(stack, across * (across + 2))](
+        across, rows = hidden // tuning["learn"]["T"], triton.cdiv(width["C"], tuning["learn"]["CT"])
+        _learn[(stack, across * (across + rows + 1))](
             inputs, self.values, self.halves, self.adam.mean, self.adam.square, self.h1, self.h2, self.error,
             self.d_h1, self.d_h2, rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, SCALE=_SCALE,
             **tuning["learn"],
