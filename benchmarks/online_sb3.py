@@ -1,0 +1,109 @@
+"""Stable-Baselines3's SAC on a task of online_dmc.py, with the same hyper-parameters: a check on our learner.
+
+    python benchmarks/online_sb3.py --env Hopper-v5 --seeds 8 --steps 30000
+
+writes ``benchmarks/results/online/Hopper-v5/sb3-sac.json``, to be held against ``sac.json`` beside it. Each seed has
+a process of its own on one CPU core. Two things differ from ours by design: SB3's actor learns by the smaller of two
+critics, ours by their mean as in the REDQ code base, and the initial weights have other scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
+
+import gymnasium as gym
+import numpy as np
+import torch
+from evaluation import Policy, mean_return
+from reporting import origin, write_json
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback
+from tasks import Task
+from workers import worker_context
+
+RESULTS = Path(__file__).parent / "results" / "online"
+
+
+def policy_of(model: SAC) -> Policy:
+    """SB3's actor as the evaluation takes it."""
+    first, _, second, _ = model.actor.latent_pi
+    heads = (model.actor.mu, model.actor.log_std)
+
+    def array(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().numpy().copy()
+
+    return Policy(
+        w1=np.concatenate([array(first.weight).T, array(first.bias)[None]]),
+        w2=array(second.weight).T,
+        w3=np.concatenate([array(head.weight).T for head in heads], 1),
+        b2=array(second.bias)[None],
+        b3=np.concatenate([array(head.bias) for head in heads])[None],
+    )
+
+
+class Evaluations(BaseCallback):
+    """Evaluates the deterministic policy every so many steps."""
+
+    def __init__(self, task: str, every: int, episodes: int, seed: int) -> None:
+        super().__init__()
+        self.task, self.every, self.episodes, self.seed = task, every, episodes, seed
+        self.returns: dict[int, float] = {}
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps % self.every == 0:
+            self.returns[self.num_timesteps] = mean_return(self.task, policy_of(self.model), self.seed, self.episodes)
+        return True
+
+
+def run(task: Task, seed: int, *, steps: int, every: int, episodes: int, random_steps: int) -> dict[int, float]:
+    """Train one agent; returns by step."""
+    torch.set_num_threads(1)
+    model = SAC(
+        "MlpPolicy",
+        gym.make(task.name),
+        learning_starts=random_steps,
+        target_entropy=task.target_entropy,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=seed,
+        device="cpu",
+    )
+    evaluations = Evaluations(task.name, every, episodes, seed)
+    model.learn(steps, callback=evaluations)
+    return evaluations.returns
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", required=True, help="a Gymnasium task")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=30_000)
+    parser.add_argument("--every", type=int, default=5_000, help="environment steps between evaluations")
+    parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
+    parser.add_argument("--random-steps", type=int, default=5_000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    task, begun = Task.named(args.env), time.monotonic()
+    if task.suite != "gym":
+        parser.error(f"--env: expected a task of Gymnasium, got {args.env!r}")
+    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps")}
+    with ProcessPoolExecutor(min(args.seeds, os.cpu_count() or 1), mp_context=worker_context()) as pool:
+        runs = [future.result() for future in [pool.submit(run, task, seed, **sizes) for seed in range(args.seeds)]]
+    curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
+    result = {"env": args.env, "algo": "sb3-sac", "preset": None, "seeds": args.seeds, "utd": 1, "steps": args.steps}
+    wall = {"total": round(time.monotonic() - begun, 2)}
+    path = args.out / args.env / "sb3-sac.json"
+    write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(torch.device("cpu"))})
+    for point in curve:
+        print(f"{args.env} step {point['step']:,}: {np.mean(point['returns']):.1f} +- {np.std(point['returns']):.1f}")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
