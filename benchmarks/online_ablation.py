@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the worker processes: each c
 
 import numpy as np
 import torch
-from online_run import OnlineRun, Settings, is_done
-from reporting import markdown_table, origin, write_json
+from online_dmc import duration
+from online_run import run_to_file
+from online_settings import PRESETS, Settings, is_done
+from reporting import markdown_table
 
 from synther_replay.checks import resolve_device
 
@@ -40,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rows-50k": {"schedule": {"rows": 50_000}},
     "real-25": {"real_ratio": 0.25},
     "real-75": {"real_ratio": 0.75},
+    "light": {"schedule": {"rows": 100_000}, "generator": {"refresh_steps": 500, "sampling_steps": 16}},
     "cheap": {
         "schedule": {"every": 5_000, "rows": 100_000},
         "generator": {"refresh_steps": 500, "sampling_steps": 16},
@@ -48,67 +52,77 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def table(folder: Path) -> str:
-    """One line per variant that is there, in the order of `VARIANTS`."""
-    rows = []
-    for name in VARIANTS:
-        path = folder / f"{name}.json"
-        if not path.exists():
-            continue
-        result = json.loads(path.read_text())
-        scores = [_summary(point["returns"]) for point in result["curve"] if point["step"] % 10_000 == 0]
-        wall = result["wall_seconds"]
-        rows.append([name, *scores, f"{wall['fit']:.0f}", f"{wall['generate']:.0f}", f"{wall['total']:.0f}"])
-    if not rows:
+    """One line per variant that is there, in the order of `VARIANTS`; returns at every 10,000 steps and the last."""
+    results = {name: folder / f"{name}.json" for name in VARIANTS}
+    results = {name: json.loads(path.read_text()) for name, path in results.items() if path.exists()}
+    if not results:
         return "no variant is finished"
-    steps = [f"{point['step']:,}" for point in result["curve"] if point["step"] % 10_000 == 0]
-    return markdown_table(("variant", *steps, "fit, s", "generate, s", "all, s"), rows)
+    curves = {name: {p["step"]: p["returns"] for p in result["curve"]} for name, result in results.items()}
+    steps = sorted({step for curve in curves.values() for step in curve if step % 10_000 == 0 or step == max(curve)})
+    rows = []
+    for name, curve in curves.items():
+        seconds = [f"{results[name]['wall_seconds'][part]:.0f}" for part in ("fit", "generate", "total")]
+        rows.append([name, *(_summary(curve[step]) if step in curve else None for step in steps), *seconds])
+    return markdown_table(("variant", *(f"{step:,}" for step in steps), "fit, s", "generate, s", "all, s"), rows)
 
 
 def _summary(returns: list[float | None]) -> str:
     known = [value for value in returns if value is not None]
+    if not known:
+        return "failed"
     return f"{np.mean(known):.0f} +- {np.std(known, ddof=1) if len(known) > 1 else 0:.0f}"
 
 
-def main() -> None:
+def main() -> int:
     """Command line."""
+    args = parse()
+    begun, folder = time.monotonic(), args.out / args.env
+    torch.set_float32_matmul_precision("high")  # tensor cores
+    for name, settings in args.settings.items():
+        path = folder / f"{name}.json"
+        left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
+        try:
+            if is_done(path, settings):
+                continue
+            if left is not None and left <= 0:
+                break
+            print(f"{args.env}, {name}", flush=True)
+            finished = run_to_file(path, settings, args.device, time_limit=left, workers=args.workers).finished
+        except ValueError as error:
+            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+            return 2
+        if not finished:
+            break
+        gc.collect()  # the captured graphs of the last run hold its memory
+    print(table(folder))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--preset", default="fast")
+    parser.add_argument("--preset", default="fast", choices=PRESETS)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--utd", type=int, default=20)
     parser.add_argument("--random-steps", type=int, default=5_000)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--time-limit", type=float, help="seconds after which to save and stop")
+    parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    begun, device, folder = time.monotonic(), resolve_device(args.device), args.out / args.env
-    sizes = {
-        name: getattr(args, name) for name in ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")
-    }
-    base = Settings(algo="synther", **sizes)
-    torch.set_float32_matmul_precision("high")  # tensor cores
-    for name in args.variants:
-        settings, path = replace(base, **VARIANTS[name]), folder / f"{name}.json"
-        if is_done(path, settings):
-            continue
-        left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
-        if left is not None and left <= 0:
-            break
-        checkpoint = folder / f".{name}.checkpoint"
-        run = OnlineRun(settings, device)
-        print(f"{args.env}, {name}", flush=True)
-        if not run.run(checkpoint, time_limit=left, workers=args.workers):
-            break
-        write_json(path, {**run.result(), **origin(device)})
-        checkpoint.unlink(missing_ok=True)
-        del run
-        gc.collect()  # the captured graphs of the last run hold its memory
-    print(table(folder))
+    sizes = ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")
+    try:
+        args.device = resolve_device(args.device)
+        base = Settings(algo="synther", **{name: getattr(args, name) for name in sizes})
+        args.settings = {name: replace(base, **VARIANTS[name]) for name in args.variants}
+    except ValueError as error:
+        parser.error(str(error))
+    return args
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
