@@ -95,5 +95,5 @@ class Evaluator:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """End the processes, finished or not."""
+        """Begin no more of them; a process ends when it is through with what it is evaluating."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -86,7 +86,7 @@ def make_environment(name: str) -> Environment:
     else:
         tasks = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
         if name in tasks:
-            return _ControlSuite(suite.load(*tasks[name]))
+            return _ControlSuite(name, suite.load(*tasks[name]))
         known += tasks
         missing = ""
     near = difflib.get_close_matches(name, known, n=3)
@@ -120,8 +120,10 @@ class _Gymnasium:
 
 
 class _ControlSuite:
-    def __init__(self, env: Any) -> None:
+    def __init__(self, name: str, env: Any) -> None:
         self._env = env
+        if not np.isfinite(env._step_limit):
+            raise ValueError(f"env: {name} has no time limit, so an evaluation of it may never end")
         actions = env.action_spec()
         self._low, self._high = actions.minimum, actions.maximum
         self.action_dim = int(np.prod(actions.shape))

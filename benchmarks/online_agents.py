@@ -1,0 +1,112 @@
+"""The agents of all seeds in an online run: networks, transitions, generator, and the way to the environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from learner import Hyperparameters, StackedSAC
+from online_settings import ALGORITHMS, Settings
+from replay import StackedReplay
+from reporting import synchronise
+from tasks import Task
+from workers import Steps
+
+from synther_replay import DiffusionGenerator, TransitionSpec
+from synther_replay.generator import FitReport
+
+
+class Agents:
+    """M agents with what they learn from.
+
+    Args:
+        settings: Of the run.
+        task: Its task.
+        device: Where to learn.
+
+    Attributes:
+        observations: Where the next actions are taken, ``(M, O)`` on the CPU.
+        actions: The next actions, ``(M, A)`` on the CPU.
+    """
+
+    def __init__(self, settings: Settings, task: Task, device: torch.device) -> None:
+        """Draw the initial networks."""
+        self.device = device
+        box = gym.spaces.Box(-np.inf, np.inf, (task.observation_dim,))
+        self.spec = TransitionSpec.from_spaces(box, gym.spaces.Box(-1, 1, (task.action_dim,)))
+        self.schedule = settings.retrain_schedule() if settings.synthetic else None
+        self.replay = StackedReplay(
+            self.spec,
+            settings.seeds,
+            capacity=settings.steps,
+            synthetic=self.schedule.rows if self.schedule else 0,
+            real_ratio=settings.real_ratio if self.schedule else 1.0,
+            device=device,
+        )
+        hyper = Hyperparameters(critics=ALGORITHMS[settings.algo].critics, updates=settings.utd)
+        seed = settings.first_seed
+        self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
+        self.generator = None
+        if self.schedule:
+            config = settings.generator_config(task)
+            self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
+        self._row, self.observations, self.actions = (
+            torch.zeros(settings.seeds, width, pin_memory=device.type == "cuda")
+            for width in (self.spec.dim, task.observation_dim, task.action_dim)
+        )
+
+    def take_in(self, after: Steps) -> None:
+        """Store what followed the actions; of an agent that failed, zeros."""
+        spec, row = self.spec, self._row.numpy()
+        row[:, spec.observations] = self.observations.numpy()
+        row[:, spec.actions] = self.actions.numpy()
+        row[:, spec.rewards.start] = after.rewards
+        row[:, spec.next_observations] = after.following
+        row[:, spec.terminated.start] = after.terminated
+        row[after.failed] = 0.0
+        self.replay.add(self._row)
+        self.observations.numpy()[:] = after.observations
+
+    def act(self) -> None:
+        """Choose the next actions; on a GPU they are there after `synchronise`."""
+        self.learner.observations.copy_(self.observations, non_blocking=True)
+        self.learner.act()
+        self.actions.copy_(self.learner.actions, non_blocking=True)
+
+    def fit(self) -> FitReport:
+        """Fit the generator to all real transitions."""
+        assert self.generator is not None
+        return self.generator.fit(self.replay.transitions(), progress=False)
+
+    def generate(self) -> None:
+        """Replace the synthetic transitions."""
+        assert self.generator is not None and self.schedule is not None
+        self.replay.replace_synthetic(self.generator.sample(self.schedule.rows))
+        synchronise(self.device)
+
+    def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
+        """The last actions of each agent, as many as `lengths` ``(M,)`` says."""
+        count = self.replay.count
+        taken = self.replay.real[:, :count, self.spec.actions].cpu().numpy()
+        return [own[count - length :] for own, length in zip(taken, lengths, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that they go on from."""
+        return {
+            "learner": self.learner.state_dict(),
+            "replay": self.replay.state_dict(),
+            "generator": self.generator.state_dict() if self.generator else None,
+            "actions": self.actions,
+            "observations": self.observations,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, in place."""
+        self.learner.load_state_dict(state["learner"])
+        self.replay.load_state_dict(state["replay"])
+        if self.generator:
+            self.generator.load_state_dict(state["generator"])
+        self.actions.copy_(state["actions"])
+        self.observations.copy_(state["observations"])

@@ -1,0 +1,100 @@
+"""How far an online run has come: the part of its state that is neither networks nor transitions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+CLOCKS = ("env", "learner", "fit", "generate", "evaluate", "start", "checkpoint")
+
+
+class Progress:
+    """What M agents have done and shown so far.
+
+    Attributes:
+        step: Environment steps of each agent.
+        last_refit: Step of the last one; None before the first.
+        fits: What each refit reported.
+        failed_at: For each agent the step at which it left the numbers; None for those that did not.
+        curve: Returns ``[M]`` of each evaluation, by its step.
+        seconds: Spent so far, by clock.
+        episodes: Number of the running episode, ``(M,)``.
+        lengths: Steps of the running episode so far, ``(M,)``.
+    """
+
+    def __init__(self, agents: int) -> None:
+        """Start now."""
+        self.step = 0
+        self.last_refit: int | None = None
+        self.fits: list[dict[str, Any]] = []
+        self.failed_at: list[int | None] = [None] * agents
+        self.curve: dict[int, list[float]] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.episodes = np.zeros(agents, np.int64)
+        self.lengths = np.zeros(agents, np.int64)
+        self._begun = time.monotonic()
+
+    def advance(self, episodes: np.ndarray, failed: np.ndarray) -> list[int]:
+        """Count one step, after which these episodes are running; returns the agents that failed in it."""
+        new = [agent for agent in np.flatnonzero(failed).tolist() if self.failed_at[agent] is None]
+        for agent in new:
+            self.failed_at[agent] = self.step
+        self.lengths = np.where(episodes > self.episodes, 0, self.lengths + 1)
+        self.episodes = episodes.copy()
+        self.step += 1
+        return new
+
+    def returns(self, step: int) -> list[float | None]:
+        """Of one evaluation; None for agents that failed before it or in it."""
+
+        def judged(value: float, failed: int | None) -> float | None:
+            lost = (failed is not None and failed < step) or not math.isfinite(value)
+            return None if lost else round(value, 2)
+
+        return [judged(*pair) for pair in zip(self.curve[step], self.failed_at, strict=True)]
+
+    def total_seconds(self) -> float:
+        """Time since the start, without that between a stop and its continuation."""
+        return time.monotonic() - self._begun
+
+    @contextmanager
+    def clock(self, name: str) -> Iterator[None]:
+        """Count the time spent within."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - begun
+
+    def wall_seconds(self) -> dict[str, float]:
+        """Seconds of the whole and of its parts; some of these ran side by side."""
+        return {"total": self.total_seconds(), **{name: self.seconds[name] for name in CLOCKS}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "step": self.step,
+            "last_refit": self.last_refit,
+            "fits": self.fits,
+            "failed_at": self.failed_at,
+            "curve": {str(step): returns for step, returns in self.curve.items()},
+            "seconds": self.wall_seconds(),
+            "episodes": self.episodes.tolist(),
+            "lengths": self.lengths.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; what was spent on getting ready here counts too."""
+        self.step, self.last_refit = state["step"], state["last_refit"]
+        self.fits, self.failed_at = state["fits"], state["failed_at"]
+        self.curve = {int(step): returns for step, returns in state["curve"].items()}
+        self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
+        for name in CLOCKS:
+            self.seconds[name] += state["seconds"].get(name, 0.0)
+        self._begun -= state["seconds"]["total"]
