@@ -1,0 +1,64 @@
+"""An online run without processes and with small networks, for tests of what goes on around them."""
+
+import functools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import online_agents
+import online_run
+from evaluation import mean_return, policies_of
+from learner import Hyperparameters
+from workers import LaneGroup
+
+
+class Environments:
+    """The lanes of all agents in this process."""
+
+    def __init__(self, task, seeds, *, workers):
+        self.group = LaneGroup(task.name, seeds)
+        self.observations, self.return_to = self.group.observations, self.group.return_to
+
+    def begin_step(self, actions):
+        self.actions = actions.copy()
+
+    def end_step(self):
+        return self.group.step(self.actions)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+class Evaluator:
+    """As slow as can be: nothing is ready unless it is waited for."""
+
+    def __init__(self, task, seeds, *, episodes, workers):
+        self.task, self.seeds, self.episodes = task, seeds, episodes
+        self.results, self.pending = {}, {}
+
+    def submit(self, step, weights):
+        self.pending[step] = policies_of(weights)
+
+    def collect(self, *, wait=False):
+        ready = list(self.pending) if wait else []
+        for step in ready:
+            pairs = zip(self.pending.pop(step), self.seeds, strict=True)
+            self.results[step] = [mean_return(self.task, policy, seed, self.episodes) for policy, seed in pairs]
+        return ready
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def install(monkeypatch, *, stretch=50):
+    """Let `OnlineRun` use the above, in short stretches."""
+    monkeypatch.setattr(online_run, "Environments", Environments)
+    monkeypatch.setattr(online_run, "Evaluator", Evaluator)
+    monkeypatch.setattr(online_run, "STRETCH", stretch)
+    monkeypatch.setattr(online_agents, "Hyperparameters", functools.partial(Hyperparameters, hidden=16, batch_size=32))

@@ -1,0 +1,313 @@
+"""The command line of the online benchmark and of its ablation, in process."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import online_ablation
+import online_dmc
+import online_run
+import online_stand_ins
+import plot_online
+from online_settings import Settings
+
+SMALL = ["--random-steps", "40", "--steps", "120", "--utd", "1", "--episodes", "1", "--device", "cpu"]
+GENERATOR = ["--refresh-every", "50", "--rows", "64"]
+GENERATOR += [part for text in ("width=32", "depth=1", "steps=10", "sampling_steps=3") for part in ("--set", text)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    online_stand_ins.install(monkeypatch)
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture
+def no_run(monkeypatch):
+    """Nothing may be built."""
+    for module in (online_dmc, online_ablation):
+        monkeypatch.setattr(module, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Call a program with arguments; gives its exit status, output and errors."""
+
+    def program(*arguments, module=online_dmc, script="online_dmc.py"):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments), "--out", str(tmp_path)])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="no GPU")
+            try:
+                status = module.main()
+            except SystemExit as stopped:
+                status = stopped.code
+        return status, *capsys.readouterr()
+
+    return program
+
+
+@pytest.mark.usefixtures("no_run")
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--algo", "ppo"], "--algo: invalid choice: 'ppo'"),
+            (["--algo", "synther", "--preset", "slow"], "--preset: invalid choice: 'slow'"),
+            (["--algo", "sac", "--preset", "fast"], "algo: sac has no generator"),
+            (["--algo", "redq", "--rows", "5"], "algo: redq has no generator"),
+            (["--algo", "sac20", "--set", "width=8"], "algo: sac20 has no generator"),
+            (["--algo", "sac", "--real-ratio", "0.5"], "real_ratio: sac has real rows only"),
+            (["--algo", "synther", "--set", "width"], "set: expected NAME=VALUE, got 'width'"),
+            (["--algo", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
+            (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
+            (["--algo", "synther", "--set", "widht=64"], "widht"),
+            (["--algo", "synther", "--set", "=64"], "unexpected keyword argument ''"),
+            (["--algo", "synther", "--rows", "0"], "rows: "),
+            (["--algo", "synther", "--refresh-every", "0"], "every: "),
+            (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
+            (["--algo", "synther", "--real-ratio", "-0.1"], "real_ratio: expected a number from 0 to 1, got -0.1"),
+            (["--algo", "synther", "--real-ratio", "nan"], "real_ratio: expected a number from 0 to 1, got nan"),
+            (["--algo", "sac", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
+            (["--algo", "sac", "--steps", "0"], "steps: "),
+            (["--algo", "sac", "--utd", "0"], "utd: "),
+            (["--algo", "sac", "--episodes", "-1"], "episodes: "),
+            (["--algo", "sac", "--random-steps", "0"], "random_steps: "),
+            (["--algo", "sac", "--first-seed", "-1"], "first_seed: "),
+            (["--algo", "sac", "--workers", "0"], "workers: "),
+            (["--algo", "sac", "--time-limit", "nan"], "--time-limit: invalid duration value: 'nan'"),
+            (["--algo", "sac", "--checkpoint-every", "-1"], "--checkpoint-every: invalid duration value: '-1'"),
+            (["--algo", "sac", "--device", "nowhere"], "device: expected 'auto' or a torch device, got 'nowhere'"),
+            (["--algo", "sac", "--device", "meta"], "device: expected one of cuda, cpu, got meta"),
+            ([], "the following arguments are required: --algo"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_at_the_door(self, arguments, message, call, tmp_path):
+        status, _, errors = call("--env", "Pendulum-v1", *arguments)
+        assert status == 2
+        assert message in errors
+        assert "Traceback" not in errors
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+    def test_a_gpu_that_is_not_there(self, call):
+        assert call("--env", "Pendulum-v1", "--algo", "sac", "--device", "cuda")[0] == 2
+
+    def test_a_result_of_other_settings_is_not_overwritten(self, call, tmp_path):
+        path = tmp_path / "Pendulum-v1" / "sac.json"
+        path.parent.mkdir()
+        for content in ('{"settings": {"steps": 1}}', "{}", "damaged"):
+            path.write_text(content)
+            status, _, errors = call("--env", "Pendulum-v1", "--algo", "sac", *SMALL)
+            assert status == 2
+            assert errors.startswith("online_dmc.py: error: ")
+            assert str(path) in errors
+            assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("env", "message"), [("Pendulum-v7", "near are Pendulum-v1"), ("CartPole-v1", "expected vectors and bounded")]
+)
+def test_an_unfit_task_leaves_nothing_behind(env, message, call, tmp_path):
+    status, _, errors = call("--env", env, "--algo", "sac", *SMALL)
+    assert status == 2
+    assert message in errors
+    assert not list(tmp_path.iterdir())
+
+
+class TestSettingsOf:
+    def parse(self, monkeypatch, *arguments):
+        monkeypatch.setattr(sys, "argv", ["online_dmc.py", "--env", "x", *arguments, "--device", "cpu"])
+        return online_dmc.parse()
+
+    @pytest.mark.parametrize(
+        ("algo", "expected"),
+        [("sac", (None, 1)), ("sac20", (None, 20)), ("redq", (None, 20)), ("synther", ("tiny", 20))],
+    )
+    def test_defaults_are_those_of_algorithm_and_cpu(self, monkeypatch, algo, expected):
+        found = self.parse(monkeypatch, "--algo", algo).settings
+        assert (found.preset, found.utd) == expected
+        assert found == Settings("x", algo, expected[0], seeds=1, steps=6_000, utd=expected[1])
+
+    def test_a_gpu_has_more_to_do(self, monkeypatch):
+        args = self.parse(monkeypatch, "--algo", "synther")
+        args.device = torch.device("cuda", 0)
+        found = online_dmc.settings_of(args)
+        assert (found.preset, found.seeds, found.steps) == ("fast", 8, 100_000)
+
+    def test_everything_can_be_said(self, monkeypatch):
+        sizes = {"seeds": 3, "steps": 70, "utd": 4, "first-seed": 9, "random-steps": 11, "episodes": 2}
+        arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+        arguments += ["--preset", "paper", "--real-ratio", "0", "--refresh-every", "40", "--rows", "8"]
+        arguments += ["--set", "solver=heun", "--set", "betas=(0.8, 0.9)", "--set", "patience=None", "--set", "eta=0.5"]
+        found = self.parse(monkeypatch, "--algo", "synther", *arguments).settings
+        sizes = {name.replace("-", "_"): value for name, value in sizes.items()}
+        generator = {"solver": "heun", "betas": (0.8, 0.9), "patience": None, "eta": 0.5}
+        others = {"real_ratio": 0.0, "schedule": {"every": 40, "rows": 8}, "generator": generator}
+        assert found == Settings("x", "synther", "paper", **sizes, **others)
+
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
+            (["--algo", "redq"], "redq.json"),
+            (["--algo", "sac", "--tag", "b"], "sac-b.json"),
+            (["--algo", "synther"], "synther-tiny.json"),
+            (["--algo", "synther", "--preset", "paper", "--tag", "real.25"], "synther-paper-real.25.json"),
+        ],
+    )
+    def test_file_names(self, monkeypatch, arguments, name):
+        args = self.parse(monkeypatch, *arguments, "--out", "here")
+        assert str(online_dmc.result_path(args)) == f"here/x/{name}"
+
+
+class TestRunning:
+    def test_stops_goes_on_writes_its_result_and_is_done(self, call, tmp_path, monkeypatch):
+        arguments = ("--env", "Pendulum-v1", "--algo", "synther", "--seeds", "2", *SMALL, *GENERATOR, "--tag", "t")
+        folder, path = tmp_path / "Pendulum-v1", tmp_path / "Pendulum-v1" / "synther-tiny-t.json"
+        status, out, _ = call(*arguments, "--time-limit", "0")
+        assert (status, out.splitlines()[-1]) == (0, "stopped at step 50 of 120; the same command goes on")
+        assert [p.name for p in folder.iterdir()] == [".synther-tiny-t.checkpoint"]
+        status, out, _ = call(*arguments)
+        assert status == 0
+        assert "continued at step 50" in out
+        assert str(path) in out.splitlines()[-1]
+        assert [p.name for p in folder.iterdir()] == [path.name]
+        content = json.loads(path.read_text())
+        assert set(plot_online.KEYS) | {"settings", "failed_at", "fits"} == set(content)
+        assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
+        assert [fit["step"] for fit in content["fits"]] == [50, 100]
+        assert content["settings"]["generator"] == {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}
+        assert plot_online.read_run(path).returns.shape == (2, 1)
+        monkeypatch.setattr(online_dmc, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
+        before = path.read_bytes()
+        status, out, _ = call(*arguments)
+        assert (status, out) == (0, f"{path} is there already\n")
+        assert path.read_bytes() == before
+
+    def test_a_checkpoint_of_other_settings_is_refused_and_kept(self, call, tmp_path):
+        call("--env", "Pendulum-v1", "--algo", "sac", *SMALL, "--time-limit", "0")
+        checkpoint = tmp_path / "Pendulum-v1" / ".sac.checkpoint"
+        before = checkpoint.read_bytes()
+        status, _, errors = call("--env", "Pendulum-v1", "--algo", "sac", *SMALL, "--first-seed", "1")
+        assert status == 2
+        assert "was made with other settings" in errors
+        assert checkpoint.read_bytes() == before
+
+    def test_a_damaged_checkpoint_is_refused_and_kept(self, call, tmp_path):
+        checkpoint = tmp_path / "Pendulum-v1" / ".sac.checkpoint"
+        checkpoint.parent.mkdir()
+        checkpoint.write_bytes(b"nothing of ours")
+        status, _, errors = call("--env", "Pendulum-v1", "--algo", "sac", *SMALL)
+        assert status == 2
+        assert str(checkpoint) in errors
+        assert checkpoint.read_bytes() == b"nothing of ours"
+
+    def test_on_a_cpu_one_is_warned(self, monkeypatch, tmp_path):
+        class Ran(Exception):
+            pass
+
+        def run_to_file(*_, **__):
+            raise Ran
+
+        monkeypatch.setattr(online_dmc, "run_to_file", run_to_file)
+        command = ["online_dmc.py", "--env", "Pendulum-v1", "--algo", "sac", *SMALL, "--out", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", command)
+        expected = r"no GPU: 1 seed\(s\) to 120 steps on the CPU, which is slow"
+        with pytest.warns(UserWarning, match=expected), pytest.raises(Ran):
+            online_dmc.main()
+
+    def test_limits_are_passed_on(self, call, monkeypatch):
+        seen = {}
+
+        def run(self, checkpoint, **limits):
+            seen.update(limits)
+            return False
+
+        monkeypatch.setattr(online_run.OnlineRun, "run", run)
+        limits = ("--time-limit", "7", "--checkpoint-every", "0", "--workers", "3")
+        assert call("--env", "Pendulum-v1", "--algo", "sac", *SMALL, *limits)[0] == 0
+        assert seen == {"time_limit": 7.0, "checkpoint_every": 0.0, "workers": 3}
+
+
+class TestAblation:
+    def write(self, folder, name, curve):
+        wall = {"fit": 1.4, "generate": 2.6, "total": 100.0}
+        points = [{"step": step, "returns": returns} for step, returns in curve.items()]
+        (folder / f"{name}.json").write_text(json.dumps({"curve": points, "wall_seconds": wall}))
+
+    def test_table_has_a_line_per_variant_in_their_order(self, tmp_path):
+        early = {2_500: [0.0, 0.0]}
+        self.write(tmp_path, "real-25", {**early, 10_000: [5.0, 5.0], 20_000: [1.0, 2.0]})
+        self.write(tmp_path, "base", {**early, 10_000: [1.0, 3.0], 20_000: [7.0, None]})
+        self.write(tmp_path, "not-a-variant", {10_000: [9.0, 9.0]})
+        assert online_ablation.table(tmp_path).splitlines() == [
+            "| variant | 10,000 | 20,000 | fit, s | generate, s | all, s |",
+            "|---|---|---|---|---|---|",
+            "| base | 2 +- 1 | 7 +- 0 | 1 | 3 | 100 |",
+            "| real-25 | 5 +- 0 | 2 +- 1 | 1 | 3 | 100 |",
+        ]
+
+    def test_table_of_variants_that_differ_in_length_or_failed(self, tmp_path):
+        self.write(tmp_path, "base", {10_000: [1.0, 3.0], 12_000: [4.0, 4.0]})
+        self.write(tmp_path, "rows-50k", {10_000: [None, None], 20_000: [None, None]})
+        assert online_ablation.table(tmp_path).splitlines() == [
+            "| variant | 10,000 | 12,000 | 20,000 | fit, s | generate, s | all, s |",
+            "|---|---|---|---|---|---|---|",
+            "| base | 2 +- 1 | 4 +- 0 | - | 1 | 3 | 100 |",
+            "| rows-50k | failed | - | failed | 1 | 3 | 100 |",
+        ]
+
+    def test_table_of_nothing(self, tmp_path):
+        assert online_ablation.table(tmp_path) == "no variant is finished"
+
+    def test_each_variant_changes_the_base_and_can_be_built(self):
+        base = {"env": "x", "algo": "synther", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
+        made = [Settings(**base, **changes) for changes in online_ablation.VARIANTS.values()]
+        assert all(one != other for k, one in enumerate(made) for other in made[:k])
+
+    @pytest.mark.usefixtures("no_run")
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--preset", "slow"], "--preset: invalid choice"),
+            (["--variants", "base", "other"], "--variants: invalid choice: 'other'"),
+            (["--seeds", "0"], "seeds: "),
+            (["--time-limit", "nan"], "--time-limit: invalid duration"),
+        ],
+    )
+    def test_what_cannot_work_is_refused_at_the_door(self, arguments, message, call):
+        status, _, errors = call("--env", "Pendulum-v1", *arguments, module=online_ablation)
+        assert status == 2
+        assert message in errors
+
+    def test_goes_on_with_the_variant_that_was_not_finished(self, call, tmp_path, monkeypatch):
+        changes = {name: {"schedule": {"every": 50, "rows": rows}} for name, rows in (("base", 64), ("rows-50k", 32))}
+        small = {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}
+        variants = {name: {**change, "generator": small} for name, change in changes.items()}
+        monkeypatch.setattr(online_ablation, "VARIANTS", variants)
+        monkeypatch.setattr(online_ablation, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the run's own goes on
+        arguments = ("--env", "Pendulum-v1", "--preset", "tiny", "--seeds", "1", *SMALL)
+        folder = tmp_path / "Pendulum-v1"
+        status, out, _ = call(*arguments, "--time-limit", "1e-6", module=online_ablation)
+        assert (status, out.splitlines()[-1]) == (0, "no variant is finished")
+        assert [p.name for p in folder.iterdir()] == [".base.checkpoint"]
+        status, out, _ = call(*arguments, module=online_ablation)
+        assert status == 0
+        assert sorted(p.name for p in folder.iterdir()) == ["base.json", "rows-50k.json"]
+        assert [line.split(" | ")[0] for line in out.splitlines()[-2:]] == ["| base", "| rows-50k"]
+        monkeypatch.setattr(online_ablation, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
+        assert call(*arguments, module=online_ablation)[0] == 0
+
+    def test_results_of_other_settings_are_refused(self, call, tmp_path):
+        (tmp_path / "Pendulum-v1").mkdir()
+        (tmp_path / "Pendulum-v1" / "base.json").write_text('{"settings": {}}')
+        status, _, errors = call("--env", "Pendulum-v1", *SMALL, module=online_ablation, script="online_ablation.py")
+        assert status == 2
+        assert errors.startswith("online_ablation.py: error: ")
