@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,15 +30,22 @@ class Critics:
         self.critic = critic
         self._layers: list[Any] = []  # of the stacked networks: activations, and parameters of linear layers
         self._parts: dict[Tensor, list[nn.Parameter]] = {}  # the parameters that a stacked one consists of
+        self._modules = list(critic.modules())
         if _can_be_stacked(critic):
             self._layers = [self._stacked(layers) for layers in zip(*critic.q_networks, strict=True)]
 
     def hold(self, critic: Any) -> bool:
-        """Whether they are those of `critic`, as it is: someone may have given it other tensors."""
-        return self.critic is critic and all(
-            part.requires_grad and part.data_ptr() == slot.data_ptr()
-            for whole, parts in self._parts.items()
-            for slot, part in zip(whole.detach(), parts, strict=True)
+        """Whether they are those of `critic`, as it is: someone may have given it other tensors, layers or hooks."""
+        modules = list(critic.modules())
+        same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        return (
+            same
+            and bool(self._layers) == _can_be_stacked(critic)
+            and all(
+                part.requires_grad and part.data_ptr() == slot.data_ptr()
+                for whole, parts in self._parts.items()
+                for slot, part in zip(whole.detach(), parts, strict=True)
+            )
         )
 
     def __call__(self, observations: Any, actions: Tensor) -> Tensor:
@@ -94,7 +102,7 @@ def _can_be_stacked(critic: Any) -> bool:
     return (
         len(kinds) == 1
         and all(
-            isinstance(layer, _ACTIVATIONS) or (type(layer) is nn.Linear and layer.bias is not None)
+            type(layer) in _ACTIVATIONS or (type(layer) is nn.Linear and layer.bias is not None)
             for network in networks
             for layer in network
         )

@@ -43,6 +43,9 @@ class FastSAC(SAC):
         policy_delay: Critic updates per update of actor and entropy coefficient, which come with every so many of the
             updates in one call of `train`, and with its last.
         **kwargs: As in `SAC`. ``use_sde=True`` means SB3's own loop, which has no delay.
+
+    A graph replays operations and no Python: on a GPU hooks of the networks run while it is recorded only, and
+    parameters that are not finite end in NaN where `SAC` raises an error.
     """
 
     def __init__(self, *args: Any, policy_delay: int = 1, **kwargs: Any) -> None:
@@ -62,6 +65,7 @@ class FastSAC(SAC):
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Update the critics `gradient_steps` times and the actor as often as `policy_delay` says; see `SAC`."""
+        whole_number("policy_delay", self.policy_delay)  # it may have been changed since
         if gradient_steps < 1 or self.use_sde or (self.policy_delay == 1 and not self._captures()):
             super().train(gradient_steps, batch_size)
             return
@@ -69,6 +73,7 @@ class FastSAC(SAC):
         self._update_learning_rate(self._optimizers())
         if not (self._critics.hold(self.critic) and self._target_critics.hold(self.critic_target)):
             self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
+            self._graphs = UpdateGraphs()  # what is recorded computes the critics that were
         self._sums.zero_()
         for start, stop in self._pieces(gradient_steps, batch_size):
             ends = stop == gradient_steps or stop % self.policy_delay == 0

@@ -195,7 +195,8 @@ class SynthERBuffer(NStepReplayBuffer):
     def sample_batches(self, count: int, batch_size: int, env: VecNormalize | None = None) -> Any:
         """The rows of `count` calls of `sample` in one batch, in few operations."""
         whole_number("count", count)
-        if self.source.real_ratio == 1.0 or self.n_steps > 1:
+        overridden = type(self).sample not in (SynthERBuffer.sample, SynthERDictBuffer.sample)
+        if overridden or self.source.real_ratio == 1.0 or self.n_steps > 1:
             return join_batches([self.sample(batch_size, env) for _ in range(count)])
         self._count_steps()
         drawn = [self.source.draw(batch_size) for _ in range(count)]

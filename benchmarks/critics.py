@@ -45,7 +45,7 @@ def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
         return False
     from kernels import fits
 
-    return fits(shape, batch_size)
+    return fits(shape, batch_size, device)
 
 
 @fused

@@ -11,7 +11,8 @@ twenty:
 
 Matrix products take half-precision operands and add up in single precision: a half has the mantissa of the TF32 in
 which PyTorch multiplies floats on such a GPU, in half the bytes, and can be read across or down. Its range is smaller,
-so gradients are scaled. Parameters, moments, targets, values and errors stay in single precision.
+so gradients are scaled, and an error beyond some 4,000 / |w3| counts as if it were that: a run that has got there has
+diverged anyhow. Parameters, moments, targets, values and errors stay in single precision.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ _LARGEST = tl.constexpr(65504.0)  # half
 
 
 @triton.jit
+def _relu(x):
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _half(x):
+    """As a half, at the end of the range where it is beyond; what is no number stays none."""
+    low = tl.maximum(x, -_LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(low, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
+@triton.jit
 def _values(
     inputs, values, halves, h1, h2, q,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
@@ -43,17 +56,17 @@ def _values(
     b = tile * BM + tl.arange(0, BM)
     c, j, k = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK)
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST).to(tl.float16)
+    x = _half(x)
     kept = (network % S) * B * H + b[:, None] * H
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
-        strip = tl.minimum(tl.maximum(tl.dot(x, w1), 0.0), _LARGEST).to(tl.float16)
+        strip = _half(_relu(tl.dot(x, w1)))
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
         w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = tl.maximum(acc + tl.load(values + row + B2 + j)[None, :], 0.0)
-    tl.store(h2 + kept + j[None, :], tl.minimum(hidden, _LARGEST).to(tl.float16), mask=learning)
+    hidden = _relu(acc + tl.load(values + row + B2 + j)[None, :])
+    tl.store(h2 + kept + j[None, :], _half(hidden), mask=learning)
     value = tl.sum(hidden * tl.load(values + row + W3 + j)[None, :], 1) + tl.load(values + row + B3)
     tl.store(q + network * B + b, value)
 
@@ -70,15 +83,14 @@ def _policies(
     r = agent.to(tl.int64) * R + tile * BM + tl.arange(0, BM)
     c, j, k, o = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
     x = tl.load(rows + r[:, None] * D + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = tl.where(c[None, :] == C, 1.0, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)).to(tl.float16)
+    x = _half(tl.where(c[None, :] == C, 1.0, x))
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] <= C, other=0.0)
-        strip = tl.minimum(tl.maximum(tl.dot(x, w1), 0.0), _LARGEST).to(tl.float16)
+        strip = _half(_relu(tl.dot(x, w1)))
         w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = tl.maximum(acc + tl.load(values + row + B2 + j)[None, :], 0.0)
-    hidden = tl.minimum(hidden, _LARGEST).to(tl.float16)
+    hidden = _half(_relu(acc + tl.load(values + row + B2 + j)[None, :]))
     w3 = tl.load(halves + row + W3 + j[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
     result = tl.dot(hidden, w3) + tl.load(values + row + B3 + o, mask=o < A, other=0.0)[None, :]
     tl.store(out + r[:, None] * A + o[None, :], result, mask=o[None, :] < A)
@@ -98,8 +110,7 @@ def _errors(
     smallest = tl.full((BM,), float("inf"), tl.float32)
     for n in range(N):
         asked = tl.load(q + (S + agent * N + n) * B + b) + tl.load(left_out + agent * N + n)
-        # not tl.minimum alone: a value that is no number has to be seen
-        smallest = tl.where(asked != asked, asked, tl.minimum(smallest, asked))
+        smallest = tl.minimum(smallest, asked, propagate_nan=tl.PropagateNan.ALL)
     target = tl.load(bellman + agent * AGENT + b) * smallest + tl.load(bellman + bellman_stride + agent * AGENT + b)
     difference = tl.load(q + network * B + b) - target
     tl.store(error + network * B + b, difference)
@@ -108,14 +119,12 @@ def _errors(
     for start in range(0, H, BK):
         hidden = tl.load(h2 + kept + start + k[None, :])
         w3 = tl.load(values + row + W3 + start + k) * SCALE
-        strip = tl.where(hidden > 0, difference[:, None] * w3[None, :], 0.0)
-        strip = tl.minimum(tl.maximum(strip, -_LARGEST), _LARGEST).to(tl.float16)
+        strip = _half(tl.where(hidden > 0, difference[:, None] * w3[None, :], 0.0))
         tl.store(d_h2 + kept + start + k[None, :], strip)
         w2 = tl.load(halves + row + W2 + i[:, None] * H + start + k[None, :])
         acc = tl.dot(strip, tl.trans(w2), acc)
     first = tl.load(h1 + kept + i[None, :])
-    acc = tl.minimum(tl.maximum(acc, -_LARGEST), _LARGEST)
-    tl.store(d_h1 + kept + i[None, :], tl.where(first > 0, acc, 0.0).to(tl.float16))
+    tl.store(d_h1 + kept + i[None, :], _half(tl.where(first > 0, acc, 0.0)))
 
 
 @triton.jit
@@ -172,7 +181,7 @@ def _learn_w1(
     total = tl.zeros((CT, T), tl.float32)
     for start in range(0, B, T):
         x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-        x = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST).to(tl.float16)
+        x = _half(x)
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
         total = tl.dot(tl.trans(x), d, total)
     gradient = total * (2.0 / (B * SCALE))
@@ -239,10 +248,14 @@ def _learn(
         )  # fmt: skip
 
 
-def fits(shape: MlpShape, batch_size: int) -> bool:
-    """Whether the kernels can be used: their tiles have no ragged edges."""
+def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
+    """Whether the kernels can be used: tiles without ragged edges, on a GPU that has room for them."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
-    return power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0 and shape.padded_inputs <= 256
+    tiled = power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
+    # More than any of the kernels asks for: up to three strips of both weights, and a tile of inputs.
+    columns = max(16, triton.next_power_of_2(shape.padded_inputs))
+    room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))
+    return tiled and room <= torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
@@ -258,6 +271,8 @@ def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: s
         Means and logarithms of standard deviations, ``(M, R, outputs)``.
     """
     agents, count, width = rows.shape
+    if count % _TILE:
+        raise ValueError(f"rows: expected a multiple of {_TILE} per agent, got {count}")
     out = torch.empty(agents, count, shape.outputs, device=rows.device)
     starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
     _policies[(agents, count // _TILE)](

@@ -2,7 +2,8 @@
 
 `updates` critic updates are made per environment step and one of policy and temperature, as in the REDQ code base
 ("policy delay"). The policy is fixed while the critics learn, so the rows of all batches and the next actions come from
-one gather and one forward pass; what is left per critic update is some twenty kernels for all seeds together.
+one gather and one forward pass; what is left per critic update is three kernels for all seeds together, or some twenty
+where `kernels` cannot be used.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class StackedSAC:
         """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
         mixed = self.replay.has_synthetic
         if mixed not in self._learn:
-            self._learn[mixed] = self._captured(self._draw_and_update)
+            self._learn = {mixed: self._captured(self._draw_and_update)}  # there is no way back to the other
 
     @torch.no_grad()
     def update(self, rows: Tensor, next_noise: Tensor, left_out: Tensor, policy_noise: Tensor) -> None:

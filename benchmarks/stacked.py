@@ -96,7 +96,7 @@ class Kept(NamedTuple):
 
 
 def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
-    """Weights as in the REDQ code base, Xavier uniform with biases of zero; ``(S, P)`` on the CPU."""
+    """Weights as in the REDQ code base: Xavier uniform, biases of zero; ``(S, P)`` on the CPU."""
     flat = torch.zeros(stack, shape.parameters)
     layers = Layers.of(flat, shape)
     for weight, inputs in ((layers.w1[:, : shape.inputs], shape.inputs), *((w, shape.hidden) for w in layers[1:3])):

@@ -11,6 +11,7 @@ import numpy as np
 from tasks import Lane, Task
 
 _STEP, _DONE = b"s", b"d"
+_DIED = "a process that steps environments has died; its own message is above"
 
 
 def worker_context() -> Any:
@@ -52,9 +53,10 @@ class LaneGroup:
             self.failed[k] = self.failed[k] or not np.isfinite(actions[k]).all()
             if not self.failed[k]:
                 after = lane.step(actions[k])
-                self.failed[k] = not (np.isfinite(after.observation).all() and np.isfinite(after.reward))
+                reward = np.float32(after.reward)  # as it is stored: what overflows there is no number
+                self.failed[k] = not (np.isfinite(after.observation).all() and np.isfinite(reward))
                 if not self.failed[k]:
-                    following[k], rewards[k], terminated[k] = after.observation, after.reward, after.terminated
+                    following[k], rewards[k], terminated[k] = after.observation, reward, after.terminated
                     observations[k] = lane.observation
         episodes = np.array([lane.episode for lane in self.lanes])
         return Steps(following, observations, rewards, terminated, episodes, self.failed.copy())
@@ -166,12 +168,15 @@ class Environments:
             process.terminate()
 
     def _send(self, orders: list[bytes]) -> None:
-        for connection, order in zip(self._connections, orders, strict=True):
-            connection.send_bytes(order)
+        try:
+            for connection, order in zip(self._connections, orders, strict=True):
+                connection.send_bytes(order)
+        except BrokenPipeError as error:
+            raise RuntimeError(_DIED) from error
 
     def _wait(self) -> None:
         try:
             for connection in self._connections:
                 connection.recv_bytes()
         except (EOFError, ConnectionResetError) as error:
-            raise RuntimeError("a process that steps environments has died; its own message is above") from error
+            raise RuntimeError(_DIED) from error

@@ -764,3 +764,43 @@ def test_run_across_refits_on_a_gpu(counted):
     assert trained.replay_buffer.source.refreshes == 1
     assert len(counted) == 1
     assert parameters(trained).isfinite().all()
+
+
+@pytest.mark.parametrize("change", ["hook", "activation", "linear"])
+def test_a_critic_that_was_changed_is_computed_as_it_is(change):
+    trained = filled(policy_delay=2)
+    trained.train(4, 8)
+    network, calls = trained.critic.qf0, []
+    if change == "hook":
+        network[0].register_forward_hook(lambda *_: calls.append(1))
+    elif change == "activation":
+        network[1] = torch.nn.Tanh()
+    else:
+        network[2] = torch.nn.Linear(32, 32)
+        trained.critic.optimizer = torch.optim.Adam(trained.critic.parameters(), lr=3e-4)
+    trained.train(4, 8)
+    assert bool(calls) == (change == "hook")
+    observations = torch.as_tensor(np.stack([Toy().observation_space.sample() for _ in range(5)]))
+    actions = torch.zeros(5, *Toy().action_space.shape)
+    expected = torch.cat(trained.critic(observations, actions), 1)
+    torch.testing.assert_close(trained._critics(observations, actions), expected)
+
+
+def test_a_buffer_that_samples_in_its_own_way_is_asked():
+    class Own(SynthERBuffer):
+        calls = 0
+
+        def sample(self, *args, **kwargs):
+            Own.calls += 1
+            return super().sample(*args, **kwargs)
+
+    trained = filled(policy_delay=2, replay_buffer_class=Own)
+    trained.train(4, 8)
+    assert Own.calls == 4
+
+
+def test_a_delay_that_is_changed_to_nonsense_is_refused():
+    trained = filled(policy_delay=2)
+    trained.policy_delay = 0
+    with pytest.raises(ValueError, match="policy_delay"):
+        trained.train(4, 8)
