@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,6 +20,18 @@ from synther_replay.seeding import derive_seed
 _STREAM = 77
 
 _environments: dict[str, Environment] = {}  # of a worker process, built once
+
+
+def _end_with_parent() -> None:
+    """Let this worker end when the learner is killed: it would wait for work for ever."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class Policy(NamedTuple):
@@ -74,7 +90,7 @@ class Evaluator:
         self.task, self.seeds, self.episodes = task, seeds, episodes
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context())
+        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=_end_with_parent)
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""

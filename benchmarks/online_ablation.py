@@ -19,10 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the worker processes: each computes small products alone
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: each computes small products alone
 
 import numpy as np
-import torch
 from online_dmc import duration
 from online_run import run_to_file
 from online_settings import PRESETS, Settings, is_done
@@ -77,7 +76,6 @@ def main() -> int:
     """Command line."""
     args = parse()
     begun, folder = time.monotonic(), args.out / args.env
-    torch.set_float32_matmul_precision("high")  # tensor cores
     for name, settings in args.settings.items():
         path = folder / f"{name}.json"
         left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)

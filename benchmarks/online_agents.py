@@ -16,6 +16,7 @@ from workers import Steps
 
 from synther_replay import DiffusionGenerator, TransitionSpec
 from synther_replay.generator import FitReport
+from synther_replay.seeding import derive_seed
 
 
 class Agents:
@@ -51,6 +52,7 @@ class Agents:
         self.generator = None
         if self.schedule:
             config = settings.generator_config(task)
+            seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
             self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
         self._row, self.observations, self.actions = (
             torch.zeros(settings.seeds, width, pin_memory=device.type == "cuda")

@@ -18,9 +18,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the worker processes: each computes small products alone
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: each computes small products alone
 
-import torch
 from online_run import run_to_file
 from online_settings import ALGORITHMS, PRESETS, Settings, is_done
 
@@ -123,7 +122,6 @@ def main() -> int:
     args = parse()
     settings, path = args.settings, result_path(args)
     limits = {"time_limit": args.time_limit, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
-    torch.set_float32_matmul_precision("high")  # tensor cores
     try:
         if is_done(path, settings):
             print(f"{path} is there already")

@@ -26,6 +26,7 @@ class Progress:
         seconds: Spent so far, by clock.
         episodes: Number of the running episode, ``(M,)``.
         lengths: Steps of the running episode so far, ``(M,)``.
+        made_on: Machines and commits that the run was made with, the first one first.
     """
 
     def __init__(self, agents: int) -> None:
@@ -38,6 +39,7 @@ class Progress:
         self.seconds: dict[str, float] = defaultdict(float)
         self.episodes = np.zeros(agents, np.int64)
         self.lengths = np.zeros(agents, np.int64)
+        self.made_on: list[dict[str, Any]] = []
         self._begun = time.monotonic()
 
     def advance(self, episodes: np.ndarray, failed: np.ndarray) -> list[int]:
@@ -87,12 +89,13 @@ class Progress:
             "seconds": self.wall_seconds(),
             "episodes": self.episodes.tolist(),
             "lengths": self.lengths.tolist(),
+            "made_on": self.made_on,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; what was spent on getting ready here counts too."""
         self.step, self.last_refit = state["step"], state["last_refit"]
-        self.fits, self.failed_at = state["fits"], state["failed_at"]
+        self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
         for name in CLOCKS:

@@ -18,12 +18,11 @@ from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
 from reporting import origin, synchronise, write_json
-from tasks import Task
+from tasks import Task, agent_seed
 from workers import Environments, Steps
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
-from synther_replay.seeding import derive_seed
 
 KIND = "online run"
 STRETCH = 500  # environment steps between two points where a run can be continued
@@ -42,6 +41,9 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
     Returns:
         The run; `finished` says whether the result is there.
     """
+    torch.set_float32_matmul_precision("high")  # tensor cores
+    if device.type == "cpu":
+        torch.set_num_threads(os.cpu_count() or 1)  # whatever the environment says for the worker processes
     run = OnlineRun(settings, device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
@@ -102,6 +104,7 @@ class OnlineRun:
             with self.progress.clock("start"):
                 if checkpoint.exists():
                     self._load(checkpoint)
+                self._sign()
                 environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
                 self._enter(environments)
             while not self.finished:
@@ -128,6 +131,7 @@ class OnlineRun:
             "failed_at": progress.failed_at,
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
             "fits": progress.fits,
+            "made_on": progress.made_on,
             "settings": settings.to_json(),
         }
 
@@ -220,10 +224,19 @@ class OnlineRun:
         self.progress.load_state_dict(state)
         self.agents.load_state_dict(state)
 
+    def _sign(self) -> None:
+        """Note where and with which code the run goes on."""
+        here = {key: value for key, value in origin(self.device).items() if key in ("machine", "commit")}
+        made_on = self.progress.made_on
+        if made_on and made_on[-1] != here:
+            warnings.warn(f"this run was begun with {made_on[-1]} and goes on with {here}", stacklevel=2)
+        if here not in made_on:
+            made_on.append(here)
+
     def _processes(self, stack: ExitStack, cores: int) -> tuple[Environments, Evaluator]:
         """Start what steps environments and what evaluates."""
         settings = self.settings
-        seeds = [derive_seed(settings.first_seed + agent, 5) for agent in range(settings.seeds)]
+        seeds = [agent_seed(settings.first_seed + agent) for agent in range(settings.seeds)]
         environments = stack.enter_context(Environments(self.task, seeds, workers=max(1, cores // 2)))
         evaluator = Evaluator(self.task.name, seeds, episodes=settings.episodes, workers=max(1, cores // 3))
         return environments, stack.enter_context(evaluator)

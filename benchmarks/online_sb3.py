@@ -24,7 +24,7 @@ from evaluation import Policy, mean_return
 from reporting import origin, write_json
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from tasks import Task
+from tasks import Task, agent_seed
 from workers import worker_context
 
 RESULTS = Path(__file__).parent / "results" / "online"
@@ -73,7 +73,7 @@ def run(task: Task, seed: int, *, steps: int, every: int, episodes: int, random_
         seed=seed,
         device="cpu",
     )
-    evaluations = Evaluations(task.name, every, episodes, seed)
+    evaluations = Evaluations(task.name, every, episodes, agent_seed(seed))
     model.learn(steps, callback=evaluations)
     return evaluations.returns
 
@@ -96,7 +96,8 @@ def main() -> None:
     with ProcessPoolExecutor(min(args.seeds, os.cpu_count() or 1), mp_context=worker_context()) as pool:
         runs = [future.result() for future in [pool.submit(run, task, seed, **sizes) for seed in range(args.seeds)]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
-    result = {"env": args.env, "algo": "sb3-sac", "preset": None, "seeds": args.seeds, "utd": 1, "steps": args.steps}
+    seeds = list(range(args.seeds))
+    result = {"env": args.env, "algo": "sb3-sac", "preset": None, "seeds": seeds, "utd": 1, "steps": args.steps}
     wall = {"total": round(time.monotonic() - begun, 2)}
     path = args.out / args.env / "sb3-sac.json"
     write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(torch.device("cpu"))})

@@ -47,7 +47,8 @@ class Settings:
         utd: Critic updates per environment step.
         random_steps: Environment steps with random actions, before anything is learnt.
         episodes: Per evaluation.
-        first_seed: Agents have this seed and the following ones.
+        first_seed: Agents have this seed and the following ones, from which their episodes come; networks and noise of
+            all are drawn from the first, so an agent of one run is not the agent of that seed in another.
         real_ratio: Share of real rows in a batch.
         schedule: `every` and `rows` of the refits, as far as they differ from the preset's.
         generator: Settings of the generator, as far as they differ from the preset's.

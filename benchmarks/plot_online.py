@@ -143,9 +143,11 @@ def score_table(runs: Sequence[Run], step: int, found: Comparison) -> str:
     rows: list[list[Any]] = []
     for task in dict.fromkeys(run.task for run in runs):
         own = {name: by_name[task, name].at(step) for name in algorithms if (task, name) in by_name}
-        means = {name: np.nanmean(returns) for name, returns in own.items() if np.isfinite(returns).any()}
+        # only those of which no seed failed: to leave the failed ones out would reward an algorithm that crashes
+        means = {name: np.mean(returns) for name, returns in own.items() if np.isfinite(returns).all()}
         best = max(means.values(), default=None)
-        rows.append([task, *(_score_cell(own[n], means.get(n) == best) if n in own else None for n in algorithms)])
+        cells = [_score_cell(own[n], n in means and means[n] == best) if n in own else None for n in algorithms]
+        rows.append([task, *cells])
     rows.append(["IQM of normalised scores", *(_interval_cell(found.iqm.get(name)) for name in algorithms)])
     if found.improvement:
         cells = [_interval_cell(found.improvement.get(name)) for name in algorithms]
@@ -185,9 +187,9 @@ def report(runs: Sequence[Run], step: int, found: Comparison) -> str:
         times += "; the runs were made on different machines, whose times do not compare"
     return "\n".join(
         (
-            f"Return after {step:,} environment steps: mean ± standard deviation over seeds, the best mean in bold. A "
-            "failed seed (7/8 seeds: one failed) is left out there and counts as a random policy, score 0, in the "
-            f"aggregates. Brackets: {INTERVAL}.\n",
+            f"Return after {step:,} environment steps: mean ± standard deviation over seeds, in bold the best mean of "
+            "those without failed seeds. A failed seed (7/8 seeds: one failed) is left out of the mean and counts as a "
+            f"random policy, score 0, in the aggregates. Brackets: {INTERVAL}.\n",
             score_table(runs, step, found),
             f"\n{aggregated_tasks(runs, found)} Scores: return / 1000 (DMC), D4RL's random = 0 and expert = 1 (Gym).",
             f"\n{times}:\n",

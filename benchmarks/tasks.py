@@ -7,6 +7,7 @@ depends on its actions alone: that is how a run is continued, and how two runs c
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -121,7 +122,9 @@ class _Gymnasium:
 
 class _ControlSuite:
     def __init__(self, name: str, env: Any) -> None:
-        self._env = env
+        from dm_control.rl.control import PhysicsError
+
+        self._env, self._physics_error = env, PhysicsError
         if not np.isfinite(env._step_limit):
             raise ValueError(f"env: {name} has no time limit, so an evaluation of it may never end")
         actions = env.action_spec()
@@ -135,12 +138,20 @@ class _ControlSuite:
         return self._flat(self._env.reset())
 
     def step(self, action: np.ndarray) -> Step:
-        after = self._env.step(self._low + (action.astype(np.float64) + 1) * 0.5 * (self._high - self._low))
+        try:
+            after = self._env.step(self._low + (action.astype(np.float64) + 1) * 0.5 * (self._high - self._low))
+        except self._physics_error:  # the simulation blew up: Gymnasium gives numbers that are none, so do the same
+            return Step(np.full(self.observation_dim, np.nan, np.float32), math.nan, False, False)
         terminated = bool(after.last() and after.discount == 0)
         return Step(self._flat(after), float(after.reward), terminated, bool(after.last() and not terminated))
 
     def _flat(self, step: Any) -> np.ndarray:
         return np.concatenate([np.ravel(part) for part in step.observation.values()]).astype(np.float32)
+
+
+def agent_seed(seed: int) -> int:
+    """What an agent's episodes are derived from, in training and evaluation: near seeds give unrelated episodes."""
+    return derive_seed(seed, 5)
 
 
 class Lane:

@@ -106,6 +106,14 @@ class TestMeanReturn:
         assert math.isnan(mean_return(PENDULUM, policy, 0, 1))
 
 
+class Pending(Future):
+    """Says so where one would wait for ever."""
+
+    def result(self, timeout=None):
+        assert self.done(), "waited for what was not ready"
+        return super().result(timeout)
+
+
 class SlowPool:
     """Stands for processes: nothing is done until the test says so."""
 
@@ -114,7 +122,7 @@ class SlowPool:
 
     def submit(self, function, *arguments):
         self.calls.append((function, *arguments))
-        self.futures.append(Future())
+        self.futures.append(Pending())
         return self.futures[-1]
 
 

@@ -180,7 +180,7 @@ class TestRunning:
         assert str(path) in out.splitlines()[-1]
         assert [p.name for p in folder.iterdir()] == [path.name]
         content = json.loads(path.read_text())
-        assert set(plot_online.KEYS) | {"settings", "failed_at", "fits"} == set(content)
+        assert set(plot_online.KEYS) | {"settings", "failed_at", "fits", "made_on"} == set(content)
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
         assert content["settings"]["generator"] == {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}

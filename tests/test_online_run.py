@@ -20,6 +20,8 @@ from online_settings import ALGORITHMS, Settings, is_done
 from synther_replay import DiffusionGenerator
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
 
+pytestmark = pytest.mark.filterwarnings("error:the environments did not come back")
+
 CPU = torch.device("cpu")
 STEPS = 260  # an episode of Pendulum is over after 200
 EVALUATIONS = (60, 120, 180, STEPS)
@@ -128,6 +130,7 @@ class TestRun:
         assert (~follows).nonzero().tolist() == [[0, 199], [1, 199]]  # only a new episode begins elsewhere
         assert not rows[..., spec.terminated].any()  # a time limit is no end
         assert rows[..., spec.actions].abs().max() <= 1
+        assert len(rows[:, :70, spec.actions].unique()) == 140  # no random action comes twice
         assert (rows[..., spec.rewards] < 0).all()
         assert not torch.equal(rows[0], rows[1])
 

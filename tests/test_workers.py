@@ -55,6 +55,21 @@ class TestLaneGroup:
             assert np.array_equal(after.following, after.observations) == (k != 199)
             assert not after.failed.any()
 
+    def test_a_reward_too_large_to_be_stored_is_no_number_either(self):
+        group = LaneGroup(TASK.name, SEEDS)
+        spoil(group.lanes[1], reward=1e39)
+        after = group.step(actions_at(0))
+        assert after.failed.tolist() == [False, True, False]
+        assert np.isfinite(after.rewards).all()
+
+    def test_a_simulation_that_blows_up_fails_its_lane_alone(self):
+        pytest.importorskip("dm_control")
+        group = LaneGroup("cheetah-run", SEEDS)
+        group.lanes[1].environment._env.physics.data.qvel[:] = 1e12
+        after = group.step(np.zeros((3, 6), np.float32))
+        assert after.failed.tolist() == [False, True, False]
+        assert group.step(np.zeros((3, 6), np.float32)).failed.tolist() == [False, True, False]
+
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("what", ["action", "reward", "observation"])
     def test_a_lane_that_leaves_the_numbers_stands_still_and_the_others_go_on(self, what, bad):
