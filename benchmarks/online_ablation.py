@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: each computes small products alone
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
 import numpy as np
 from online_dmc import duration

@@ -18,7 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the worker processes: each computes small products alone
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
 from online_run import run_to_file
 from online_settings import ALGORITHMS, PRESETS, Settings, is_done

@@ -42,8 +42,6 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
         The run; `finished` says whether the result is there.
     """
     torch.set_float32_matmul_precision("high")  # tensor cores
-    if device.type == "cpu":
-        torch.set_num_threads(os.cpu_count() or 1)  # whatever the environment says for the worker processes
     run = OnlineRun(settings, device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
