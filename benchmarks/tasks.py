@@ -82,12 +82,13 @@ def make_environment(name: str) -> Environment:
     known = list(gym.registry)
     try:
         from dm_control import suite
+        from dm_control.rl.control import PhysicsError
     except ImportError as error:
         missing = f"; dm_control, which has others, is not installed ({error})"
     else:
         tasks = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
         if name in tasks:
-            return _ControlSuite(name, suite.load(*tasks[name]))
+            return _ControlSuite(name, suite.load(*tasks[name]), PhysicsError)
         known += tasks
         missing = ""
     near = difflib.get_close_matches(name, known, n=3)
@@ -121,10 +122,8 @@ class _Gymnasium:
 
 
 class _ControlSuite:
-    def __init__(self, name: str, env: Any) -> None:
-        from dm_control.rl.control import PhysicsError
-
-        self._env, self._physics_error = env, PhysicsError
+    def __init__(self, name: str, env: Any, physics_error: type[Exception]) -> None:
+        self._env, self._physics_error = env, physics_error
         if not np.isfinite(env._step_limit):
             raise ValueError(f"env: {name} has no time limit, so an evaluation of it may never end")
         actions = env.action_spec()

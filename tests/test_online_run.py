@@ -237,6 +237,14 @@ class TestContinuing:
         moved = rows[:, 50, spec.observations] - rows[:, 49, spec.next_observations]
         torch.testing.assert_close(moved, torch.full_like(moved, 0.25))
 
+    def test_other_code_is_warned_of_and_noted(self, tmp_path, monkeypatch):
+        run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
+        with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        run = run_through(tmp_path / "c", settings("sac"))
+        assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
+
     def test_time_goes_on_counting(self, tmp_path):
         first = run_through(tmp_path / "c", settings("sac"), time_limit=0)
         spent = first.progress.wall_seconds()

@@ -187,7 +187,7 @@ class FakeControl:
 
 class TestControlSuite:
     def make(self, ending=(1.0, True)):
-        return tasks._ControlSuite("fake", FakeControl(ending))
+        return tasks._ControlSuite("fake", FakeControl(ending), FloatingPointError)
 
     def test_parts_of_an_observation_lie_side_by_side(self):
         environment = self.make()
@@ -211,6 +211,19 @@ class TestControlSuite:
         environment.reset(0)
         ends = [environment.step(np.zeros(2, np.float32))[2:] for _ in range(3)]
         assert ends == [(False, False), (False, False), (terminated, truncated)]
+
+    def test_a_simulation_that_blows_up_gives_no_numbers(self, monkeypatch):
+        def blow_up(action):
+            raise FloatingPointError
+
+        environment = self.make()
+        environment.reset(0)
+        monkeypatch.setattr(environment._env, "step", blow_up)
+        after = environment.step(np.zeros(2, np.float32))
+        assert (after.observation.shape, after.observation.dtype) == ((3,), np.float32)
+        assert np.isnan(after.observation).all()
+        assert np.isnan(after.reward)
+        assert after[2:] == (False, False)
 
     def test_episodes_follow_their_seed(self):
         environment = self.make()

@@ -55,6 +55,7 @@ class TestLaneGroup:
             assert np.array_equal(after.following, after.observations) == (k != 199)
             assert not after.failed.any()
 
+    @pytest.mark.filterwarnings("ignore:overflow encountered")
     def test_a_reward_too_large_to_be_stored_is_no_number_either(self):
         group = LaneGroup(TASK.name, SEEDS)
         spoil(group.lanes[1], reward=1e39)
@@ -144,6 +145,16 @@ class TestEnvironments:
         for process in processes:
             process.join(timeout=5)
             assert not process.is_alive()
+
+    def test_a_process_that_died_between_two_steps_is_an_error_too(self):
+        with Environments(TASK, SEEDS, workers=1) as environments:
+            environments.observations()
+            (process,) = environments._processes
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(timeout=5)
+            with pytest.raises(RuntimeError, match="a process that steps environments has died"):
+                environments.begin_step(actions_at(0))
+                environments.end_step()
 
     def test_a_process_that_dies_is_an_error_and_no_hang(self):
         with Environments(TASK, SEEDS, workers=1) as environments:
