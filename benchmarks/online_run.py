@@ -155,7 +155,8 @@ class OnlineRun:
                 after = environments.end_step()
             with progress.clock("learner"):
                 self._take_in(after)
-            if agents.schedule and agents.schedule.is_due(progress.step, progress.last_refit):
+            # not at the very end, where nothing is learnt from it any more
+            if agents.schedule and not self.finished and agents.schedule.is_due(progress.step, progress.last_refit):
                 self._refit()
             if progress.step in evaluations:
                 with progress.clock("evaluate"):
