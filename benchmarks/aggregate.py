@@ -16,6 +16,7 @@ import numpy as np
 
 DMC_TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard")
 GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
+TASKS = (*DMC_TASKS, *GYM_TASKS)
 # Returns that count as 0 and as 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random and expert
 # policies; they were measured on earlier versions of the tasks, which makes them a scale and no target.
 REFERENCES = {

@@ -248,12 +248,22 @@ def _learn(
         )  # fmt: skip
 
 
+def _starts(shape: MlpShape) -> dict[str, int]:
+    """Where the parts of a row of parameters begin, as the kernels call them; w1 begins it."""
+    return {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
+
+
+def _edge(size: int) -> int:
+    """Edge of a tile that holds `size` numbers: tensor cores want a power of two, and 16 at least."""
+    return max(16, triton.next_power_of_2(size))
+
+
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
     """Whether the kernels can be used: tiles without ragged edges, on a GPU that has room for them."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
     tiled = power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
     # More than any of the kernels asks for: up to three strips of both weights, and a tile of inputs.
-    columns = max(16, triton.next_power_of_2(shape.padded_inputs))
+    columns = _edge(shape.padded_inputs)
     room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))
     return tiled and room <= torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
@@ -274,11 +284,10 @@ def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: s
     if count % _TILE:
         raise ValueError(f"rows: expected a multiple of {_TILE} per agent, got {count}")
     out = torch.empty(agents, count, shape.outputs, device=rows.device)
-    starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
     _policies[(agents, count // _TILE)](
-        rows[..., columns], parameters, parameters.half(), out, **starts, P=shape.parameters, R=count, D=width,
-        C=shape.inputs, CP=max(16, triton.next_power_of_2(shape.inputs + 1)), H=shape.hidden, A=shape.outputs,
-        AP=max(16, triton.next_power_of_2(shape.outputs)), BM=_TILE, BK=32, num_warps=4, num_stages=3,
+        rows[..., columns], parameters, parameters.half(), out, **_starts(shape), P=shape.parameters, R=count, D=width,
+        C=shape.inputs, CP=_edge(shape.inputs + 1), H=shape.hidden, A=shape.outputs, AP=_edge(shape.outputs),
+        BM=_TILE, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -309,13 +318,13 @@ class TritonCritics:
         columns = shape.padded_inputs
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "H": shape.hidden}
-        self._starts = {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
+        self._starts = _starts(shape)
         # Found by trying on an H200. Tiles of the batch are small where there are few networks, so that there is work
         # for every multiprocessor.
         many = stack >= 16
         self.tuning = {
             "values": {
-                "CP": max(16, triton.next_power_of_2(columns)),
+                "CP": _edge(columns),
                 "BM": 64 if many else 16,
                 "BK": 32 if many else 64,
                 "num_warps": 4,

@@ -20,13 +20,12 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from aggregate import COVERAGE, DMC_TASKS, GYM_TASKS, REFERENCES, Comparison, Estimate, compare, mean_curve, normalise
+from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
 from reporting import markdown_table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 
-TASKS = (*DMC_TASKS, *GYM_TASKS)
 SUBJECT = "synther-fast"
 # the colours of Okabe and Ito, which colour-blind readers tell apart
 COLOURS = {"sac": "#000000", "sac20": "#E69F00", "redq": "#009E73", SUBJECT: "#0072B2", "synther-paper": "#CC79A7"}

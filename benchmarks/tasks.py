@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
+from aggregate import TASKS
 
 from synther_replay.seeding import derive_seed
 
 os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and a server has no display
 
-TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard", "HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
 # Target entropies of MBPO, which the REDQ code base took over; any other task has minus the number of actions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
