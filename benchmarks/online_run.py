@@ -41,7 +41,8 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
     Returns:
         The run; `finished` says whether the result is there.
     """
-    torch.set_float32_matmul_precision("high")  # tensor cores
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # tensor cores
     run = OnlineRun(settings, device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
