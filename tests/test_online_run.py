@@ -279,10 +279,10 @@ class TestFailingSeeds:
         json.dumps(result, allow_nan=False)
 
     def test_the_others_do_not_notice(self, tmp_path, monkeypatch, undisturbed):
+        expected = undisturbed(settings("sac"), tmp_path)  # before anything is spoilt: others read it too
         spoil_seed(monkeypatch, agent=1, step=101, reward=math.nan)
         with pytest.warns(UserWarning, match="left the numbers"):
             found = outcome(run_through(tmp_path / "c", settings("sac")))
-        expected = undisturbed(settings("sac"), tmp_path)
         assert torch.equal(found["replay"]["real"][0], expected["replay"]["real"][0])
         assert [p["returns"][0] for p in found["curve"]] == [p["returns"][0] for p in expected["curve"]]
 
