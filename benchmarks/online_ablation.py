@@ -42,7 +42,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rows-50k": {"schedule": {"rows": 50_000}},
     "real-25": {"real_ratio": 0.25},
     "real-75": {"real_ratio": 0.75},
+    "width-512": {"generator": {"width": 512}},
+    "width-256": {"generator": {"width": 256}},
+    "batch-256": {"generator": {"batch_size": 256}},
     "light": {"schedule": {"rows": 100_000}, "generator": {"refresh_steps": 500, "sampling_steps": 16}},
+    "narrow-light": {
+        "schedule": {"rows": 100_000},
+        "generator": {"width": 512, "refresh_steps": 500, "sampling_steps": 16},
+    },
     "cheap": {
         "schedule": {"every": 5_000, "rows": 100_000},
         "generator": {"refresh_steps": 500, "sampling_steps": 16},

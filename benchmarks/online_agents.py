@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +15,7 @@ from reporting import synchronise
 from tasks import Task
 from workers import Steps
 
-from synther_replay import DiffusionGenerator, TransitionSpec
+from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
 from synther_replay.generator import FitReport
 from synther_replay.seeding import derive_seed
 
@@ -76,6 +77,17 @@ class Agents:
         self.learner.observations.copy_(self.observations, non_blocking=True)
         self.learner.act()
         self.actions.copy_(self.learner.actions, non_blocking=True)
+
+    def warm_up(self) -> None:
+        """Have everything compiled that fits and generates, on a model and rows that are thrown away."""
+        if self.generator is None or self.schedule is None:
+            return
+        config = replace(self.generator.config, steps=self.generator.config.average_every)
+        throwaway = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
+        rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
+        rows[..., self.spec.terminated] = 0.0
+        throwaway.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
+        throwaway.sample(1)  # computes a whole chunk
 
     def fit(self) -> FitReport:
         """Fit the generator to all real transitions."""

@@ -106,6 +106,8 @@ class OnlineRun:
                 self._sign()
                 environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
                 self._enter(environments)
+                if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
+                    self.agents.warm_up()
             while not self.finished:
                 self._stretch(environments, evaluator)
                 self._collect(evaluator)

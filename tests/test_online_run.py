@@ -122,6 +122,18 @@ class TestRun:
         assert int(run.agents.learner.environment_steps) == STEPS - 70
         assert not (tmp_path / "c").exists()
 
+    @pytest.mark.parametrize("algo", ["sac", "synther"])
+    def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
+        genuine = OnlineRun._enter
+
+        def enter(self, environments):
+            genuine(self, environments)
+            self.agents.warm_up()
+
+        undisturbed(settings(algo), tmp_path)  # before it is changed
+        monkeypatch.setattr(OnlineRun, "_enter", enter)
+        assert same(outcome(run_through(tmp_path / "c", settings(algo))), undisturbed(settings(algo), tmp_path))
+
     def test_rows_are_what_happened(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"))
         rows, spec = run.agents.replay.real, run.agents.spec
