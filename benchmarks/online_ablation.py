@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,12 @@ from reporting import markdown_table
 from synther_replay.checks import resolve_device
 
 RESULTS = Path(__file__).parent / "results" / "ablation"
-# Changes of `Settings`; the base is `fast`.
+# What the variants change one by one; written out, so that it stays what it is when the preset moves on.
+BASE: dict[str, Any] = {
+    "real_ratio": 0.5,
+    "schedule": {"every": 2_500, "rows": 250_000, "growth": 0.0},
+    "generator": {"width": 1024, "batch_size": 1024, "refresh_steps": 1_000, "sampling_steps": 24},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "every-5000": {"schedule": {"every": 5_000}},
@@ -55,6 +59,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "generator": {"refresh_steps": 500, "sampling_steps": 16},
     },
 }
+
+
+def settings_of(variant: str, **others: Any) -> Settings:
+    """The base with the changes of a variant; `others` are the settings that all variants share."""
+    changes = VARIANTS[variant]
+    nested = {part: {**BASE[part], **changes.get(part, {})} for part in ("schedule", "generator")}
+    return Settings(algo="synther", **others, **{**BASE, **changes, **nested})
 
 
 def table(folder: Path) -> str:
@@ -122,8 +133,8 @@ def parse() -> argparse.Namespace:
     sizes = ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")
     try:
         args.device = resolve_device(args.device)
-        base = Settings(algo="synther", **{name: getattr(args, name) for name in sizes})
-        args.settings = {name: replace(base, **VARIANTS[name]) for name in args.variants}
+        shared = {name: getattr(args, name) for name in sizes}
+        args.settings = {variant: settings_of(variant, **shared) for variant in args.variants}
     except ValueError as error:
         parser.error(str(error))
     return args

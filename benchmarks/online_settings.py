@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Settings:
         first_seed: Agents have this seed and the following ones, from which their episodes come; networks and noise of
             all are drawn from the first, so an agent of one run is not the agent of that seed in another.
         real_ratio: Share of real rows in a batch.
-        schedule: `every` and `rows` of the refits, as far as they differ from the preset's.
+        schedule: `every`, `rows` and `growth` of the refits, as far as they differ from the preset's.
         generator: Settings of the generator, as far as they differ from the preset's.
     """
 
@@ -64,7 +64,7 @@ class Settings:
     episodes: int = 10
     first_seed: int = 0
     real_ratio: float = 0.5
-    schedule: dict[str, int] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
     generator: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,9 +95,9 @@ class Settings:
 
     def retrain_schedule(self) -> RetrainSchedule:
         """When to refit: first after one interval, but not before anything is learnt or can be fitted."""
-        values = {**vars(getattr(RetrainSchedule, str(self.preset))()), **self.schedule}
-        first = max(values["every"], self.random_steps, DiffusionGenerator.min_rows)
-        return RetrainSchedule(**{**values, "start": first})
+        preset: RetrainSchedule = getattr(RetrainSchedule, str(self.preset))()
+        chosen = RetrainSchedule(**{**asdict(preset), **self.schedule})
+        return replace(chosen, start=max(chosen.every, self.random_steps, DiffusionGenerator.min_rows))
 
     def generator_config(self, task: Task) -> GeneratorConfig:
         """The preset's, with the paper's choice for rewards where the preset is the paper's."""
@@ -110,9 +110,13 @@ class Settings:
         return {*early, *range(30_000, self.steps + 1, 10_000), self.steps}
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they come back from a file: a tuple, for example, as a list."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return values
+        """The settings as they come back from a file, with what the preset stands for in this release."""
+        values = asdict(self)
+        if self.synthetic:
+            values["schedule"] = asdict(self.retrain_schedule())
+            values["generator"] = self._config(**self.generator).to_json()
+        as_read: dict[str, Any] = json.loads(json.dumps(values))
+        return as_read
 
     def _config(self, **changes: Any) -> GeneratorConfig:
         config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**changes)

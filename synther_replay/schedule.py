@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass
+from numbers import Real
 
 from synther_replay.checks import whole_number
+
+_LONGEST_GROWN = 10_000  # the paper's interval; `growth` makes none longer than this
 
 
 @dataclass(frozen=True)
 class RetrainSchedule:
-    """Refit once ``steps >= start``, then whenever ``steps - steps at the last refit >= every``.
+    """Refit once ``steps >= start``, then whenever ``every`` steps have gone by since the last refit.
+
+    A long run can do with fewer: what a few thousand steps add to a large buffer changes little. With `growth`, a refit
+    also waits until the run is longer by that share, though never for more than 10,000 steps.
 
     Steps are environment steps, counted as transitions added. They are compared with ``>=``, because several
     environments add several transitions at a time.
@@ -22,16 +29,21 @@ class RetrainSchedule:
         every: Environment steps between two refits.
         rows: Rows to generate after each refit.
         start: Environment steps before the first refit.
+        growth: Share of the steps at the last refit that must have been added to them; 0 for even intervals.
     """
 
     every: int = 2_500
     rows: int = 250_000
     start: int = 2_500
+    growth: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no schedule."""
-        for field in fields(self):
-            object.__setattr__(self, field.name, whole_number(field.name, getattr(self, field.name)))
+        for name in ("every", "rows", "start"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if not isinstance(self.growth, Real) or not 0 <= self.growth < math.inf:
+            raise ValueError(f"growth: expected a share of at least 0, got {self.growth!r}")
+        object.__setattr__(self, "growth", float(self.growth))
 
     @classmethod
     def paper(cls) -> RetrainSchedule:
@@ -50,4 +62,6 @@ class RetrainSchedule:
 
     def is_due(self, steps: int, last_refit: int | None) -> bool:
         """Whether to refit now, given the steps so far and those at the last refit."""
-        return steps >= self.start if last_refit is None else steps - last_refit >= self.every
+        if last_refit is None:
+            return steps >= self.start
+        return steps - last_refit >= max(self.every, min(self.growth * last_refit, _LONGEST_GROWN))

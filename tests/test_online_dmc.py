@@ -17,6 +17,8 @@ import online_stand_ins
 import plot_online
 from online_settings import Settings
 
+from synther_replay import GeneratorConfig
+
 SMALL = ["--random-steps", "40", "--steps", "120", "--utd", "1", "--episodes", "1", "--device", "cpu"]
 GENERATOR = ["--refresh-every", "50", "--rows", "64"]
 GENERATOR += [part for text in ("width=32", "depth=1", "steps=10", "sampling_steps=3") for part in ("--set", text)]
@@ -183,7 +185,9 @@ class TestRunning:
         assert set(plot_online.KEYS) | {"settings", "failed_at", "fits", "made_on"} == set(content)
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
-        assert content["settings"]["generator"] == {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}
+        chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3)
+        assert GeneratorConfig.from_json(content["settings"]["generator"]) == chosen
+        assert content["settings"]["schedule"]["start"] == 50
         assert plot_online.read_run(path).returns.shape == (2, 1)
         monkeypatch.setattr(online_dmc, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
         before = path.read_bytes()
@@ -268,9 +272,15 @@ class TestAblation:
         assert online_ablation.table(tmp_path) == "no variant is finished"
 
     def test_each_variant_changes_the_base_and_can_be_built(self):
-        base = {"env": "x", "algo": "synther", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
-        made = [Settings(**base, **changes) for changes in online_ablation.VARIANTS.values()]
+        shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
+        made = [online_ablation.settings_of(variant, **shared).to_json() for variant in online_ablation.VARIANTS]
         assert all(one != other for k, one in enumerate(made) for other in made[:k])
+
+    def test_a_variant_changes_nothing_else(self):
+        shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
+        base, other = (online_ablation.settings_of(name, **shared).to_json() for name in ("base", "every-5000"))
+        assert other.pop("schedule") == {**base.pop("schedule"), "every": 5_000}
+        assert other == base
 
     @pytest.mark.usefixtures("no_run")
     @pytest.mark.parametrize(

@@ -33,6 +33,37 @@ def test_no_refit_is_missed_when_seven_environments_step_together():
     assert refits == [21, 35, 49, 63, 77, 91]
 
 
+def refits(schedule, until):
+    """Steps of all refits of a run."""
+    done = []
+    for steps in range(until + 1):
+        if schedule.is_due(steps, done[-1] if done else None):
+            done.append(steps)
+    return done
+
+
+def test_with_growth_intervals_lengthen_with_the_run_but_never_beyond_the_papers():
+    done = refits(RetrainSchedule(every=1_000, rows=5, start=4_000, growth=0.25), 150_000)
+    intervals = [after - before for before, after in zip(done, done[1:], strict=False)]
+    assert done[:4] == [4_000, 5_000, 6_250, 7_813]  # a quarter more each time, rounded up
+    assert intervals == sorted(intervals)
+    assert set(intervals[-5:]) == {10_000}
+
+
+def test_growth_shortens_no_interval():
+    assert refits(RetrainSchedule(every=20_000, start=5, growth=0.5), 70_000) == [5, 20_005, 40_005, 60_005]
+
+
+def test_without_growth_intervals_are_even():
+    assert refits(RetrainSchedule(every=30, start=50), 200) == [50, 80, 110, 140, 170, 200]
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", None])
+def test_a_growth_that_is_no_share_is_refused(value):
+    with pytest.raises(ValueError, match=f"growth.*{value!r}"):
+        RetrainSchedule(growth=value)
+
+
 @pytest.mark.parametrize("name", ["every", "rows", "start"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, 10.0, math.nan, "10", None])
 def test_numbers_that_make_no_schedule_are_refused_by_name(name, value):
@@ -41,7 +72,7 @@ def test_numbers_that_make_no_schedule_are_refused_by_name(name, value):
 
 
 def test_one_is_the_smallest_number_accepted():
-    assert dataclasses.astuple(RetrainSchedule(every=1, rows=1, start=1)) == (1, 1, 1)
+    assert dataclasses.astuple(RetrainSchedule(every=1, rows=1, start=1)) == (1, 1, 1, 0.0)
 
 
 def test_schedule_cannot_be_changed():
