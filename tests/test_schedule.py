@@ -1,6 +1,7 @@
 """When the generator is refitted."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -44,7 +45,7 @@ def refits(schedule, until):
 
 def test_with_growth_intervals_lengthen_with_the_run_but_never_beyond_the_papers():
     done = refits(RetrainSchedule(every=1_000, rows=5, start=4_000, growth=0.25), 150_000)
-    intervals = [after - before for before, after in zip(done, done[1:], strict=False)]
+    intervals = [after - before for before, after in itertools.pairwise(done)]
     assert done[:4] == [4_000, 5_000, 6_250, 7_813]  # a quarter more each time, rounded up
     assert intervals == sorted(intervals)
     assert set(intervals[-5:]) == {10_000}
