@@ -7,9 +7,10 @@ import multiprocessing.connection
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from policies import Policy, policies_of
 from stacked import Layers
 from tasks import Environment, make_environment
 from workers import worker_context
@@ -32,29 +33,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-class Policy(NamedTuple):
-    """One agent's policy network in NumPy; the bias of the first layer is the row of `w1` after the inputs."""
-
-    w1: np.ndarray
-    w2: np.ndarray
-    w3: np.ndarray
-    b2: np.ndarray
-    b3: np.ndarray
-
-    def mean_action(self, observation: np.ndarray) -> np.ndarray:
-        """The deterministic action, ``(A,)``."""
-        inputs = len(observation)
-        h1 = np.maximum(observation @ self.w1[:inputs] + self.w1[inputs], 0)
-        h2 = np.maximum(h1 @ self.w2 + self.b2[0], 0)
-        return np.tanh(np.split(h2 @ self.w3 + self.b3[0], 2)[0])
-
-
-def policies_of(weights: Layers) -> list[Policy]:
-    """One policy per agent from stacked weights on the CPU."""
-    arrays = [np.ascontiguousarray(part.numpy()) for part in weights]
-    return [Policy(*(part[agent] for part in arrays)) for agent in range(len(arrays[0]))]
 
 
 def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:

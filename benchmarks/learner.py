@@ -182,7 +182,7 @@ class StackedSAC:
         self.environment_steps += 1
 
     def policy_weights(self) -> Layers:
-        """The policies as they are, on the CPU; `policies_of` in `evaluation` knows how to use them."""
+        """The policies as they are, on the CPU; `policies_of` in `policies` knows how to use them."""
         return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
 
     def state_dict(self) -> dict[str, Any]:

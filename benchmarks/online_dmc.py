@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
     parser.add_argument("--checkpoint-every", type=duration, default=300.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
+    parser.add_argument("--keep-policies", type=Path, help="folder for the policies of each evaluation (none are kept)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
@@ -121,7 +122,9 @@ def main() -> int:
     """Command line."""
     args = parse()
     settings, path = args.settings, result_path(args)
-    limits = {"time_limit": args.time_limit, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
+    limits = {name: getattr(args, name) for name in ("time_limit", "checkpoint_every", "workers")}
+    if args.keep_policies:
+        limits["keep_policies"] = args.keep_policies / settings.env / path.stem
     try:
         if is_done(path, settings):
             print(f"{path} is there already")

@@ -17,6 +17,7 @@ from evaluation import Evaluator
 from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
+from policies import save_policies
 from reporting import origin, synchronise, write_json
 from tasks import Task, agent_seed
 from workers import Environments, Steps
@@ -86,6 +87,7 @@ class OnlineRun:
         time_limit: float | None = None,
         checkpoint_every: float = 300.0,
         workers: int | None = None,
+        keep_policies: Path | None = None,
     ) -> bool:
         """Go on to the end or the time limit, whichever comes first.
 
@@ -94,6 +96,7 @@ class OnlineRun:
             time_limit: Seconds after which to save and stop.
             checkpoint_every: Seconds between two saves on the way.
             workers: Cores to use for environments and evaluations; None for all.
+            keep_policies: Folder for the policies of each evaluation, ``<step>.safetensors``; None to keep none.
 
         Returns:
             Whether the end was reached.
@@ -109,7 +112,7 @@ class OnlineRun:
                 if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
                     self.agents.warm_up()
             while not self.finished:
-                self._stretch(environments, evaluator)
+                self._stretch(environments, evaluator, keep_policies)
                 self._collect(evaluator)
                 now = time.monotonic()
                 out_of_time = time_limit is not None and now - begun > time_limit
@@ -138,7 +141,7 @@ class OnlineRun:
 
     # ------------------------------------------------------------------ loop
 
-    def _stretch(self, environments: Environments, evaluator: Evaluator) -> None:
+    def _stretch(self, environments: Environments, evaluator: Evaluator, keep_policies: Path | None) -> None:
         """STRETCH environment steps, which depend on the state before them alone."""
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
@@ -163,7 +166,10 @@ class OnlineRun:
                 self._refit()
             if progress.step in evaluations:
                 with progress.clock("evaluate"):
-                    evaluator.submit(progress.step, agents.learner.policy_weights())
+                    weights = agents.learner.policy_weights()
+                    evaluator.submit(progress.step, weights)
+                    if keep_policies:
+                        save_policies(keep_policies / f"{progress.step}.safetensors", weights)
 
     def _take_in(self, after: Steps) -> None:
         """Store what happened and choose the next actions."""

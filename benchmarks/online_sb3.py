@@ -20,7 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 import gymnasium as gym
 import numpy as np
 import torch
-from evaluation import Policy, mean_return
+from evaluation import mean_return
+from policies import Policy
 from reporting import origin, write_json
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback

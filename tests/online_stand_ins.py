@@ -7,8 +7,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import online_agents
 import online_run
-from evaluation import mean_return, policies_of
+from evaluation import mean_return
 from learner import Hyperparameters
+from policies import policies_of
 from workers import LaneGroup
 
 

@@ -12,11 +12,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import evaluation
-from evaluation import Evaluator, Policy, mean_return, policies_of
+from evaluation import Evaluator, mean_return
 from learner import Hyperparameters, StackedSAC
+from policies import Policy, load_policies, policies_of, save_policies
 from replay import StackedReplay
 
 from synther_replay import TransitionSpec
+from synther_replay.checkpoint import save_checkpoint
+from synther_replay.errors import CheckpointError
 from synther_replay.seeding import derive_seed
 
 PENDULUM = "Pendulum-v1"
@@ -52,6 +55,21 @@ def test_mean_actions_are_those_of_the_learner(observations, actions):
     found = [[policy.mean_action(row.numpy()) for row in rows] for policy, rows in zip(policies, seen, strict=True)]
     assert np.shape(found) == (3, 5, actions)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_policies_come_back_from_a_file_in_half_precision(tmp_path):
+    weights = learner_of(2).policy_weights()
+    save_policies(tmp_path / "new" / "p.safetensors", weights)
+    for written, read in zip(policies_of(weights), load_policies(tmp_path / "new" / "p.safetensors"), strict=True):
+        for one, other in zip(written, read, strict=True):
+            assert other.dtype == np.float32
+            np.testing.assert_array_equal(other, one.astype(np.float16))
+
+
+def test_a_file_of_something_else_is_no_policy(tmp_path):
+    save_checkpoint(tmp_path / "p", "buffer", {})
+    with pytest.raises(CheckpointError):
+        load_policies(tmp_path / "p")
 
 
 def test_weights_are_a_copy_that_goes_on_unchanged():

@@ -176,11 +176,12 @@ class TestRunning:
         status, out, _ = call(*arguments, "--time-limit", "0")
         assert (status, out.splitlines()[-1]) == (0, "stopped at step 50 of 120; the same command goes on")
         assert [p.name for p in folder.iterdir()] == [".synther-tiny-t.checkpoint"]
-        status, out, _ = call(*arguments)
+        status, out, _ = call(*arguments, "--keep-policies", str(tmp_path / "kept"))
         assert status == 0
         assert "continued at step 50" in out
         assert str(path) in out.splitlines()[-1]
         assert [p.name for p in folder.iterdir()] == [path.name]
+        assert [p.name for p in (tmp_path / "kept" / "Pendulum-v1" / path.stem).iterdir()] == ["120.safetensors"]
         content = json.loads(path.read_text())
         assert set(plot_online.KEYS) | {"settings", "failed_at", "fits", "made_on"} == set(content)
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")

@@ -16,6 +16,7 @@ import online_stand_ins
 import plot_online
 from online_run import OnlineRun, run_to_file
 from online_settings import ALGORITHMS, Settings, is_done
+from policies import load_policies, policies_of
 
 from synther_replay import DiffusionGenerator
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
@@ -121,6 +122,14 @@ class TestRun:
         assert run.agents.replay.has_synthetic
         assert int(run.agents.learner.environment_steps) == STEPS - 70
         assert not (tmp_path / "c").exists()
+
+    def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
+        run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
+        files = {step: load_policies(tmp_path / "kept" / f"{step}.safetensors") for step in EVALUATIONS}
+        assert len(list((tmp_path / "kept").iterdir())) == len(files)
+        last = policies_of(run.agents.learner.policy_weights())
+        for policy, kept in zip(last, files[STEPS], strict=True):
+            np.testing.assert_array_equal(kept.w2, policy.w2.astype(np.float16))
 
     @pytest.mark.parametrize("algo", ["sac", "synther"])
     def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):

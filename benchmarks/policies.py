@@ -1,0 +1,53 @@
+"""Policies apart from the learner that made them: in NumPy, for processes without a GPU, and in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from stacked import Layers
+
+from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+
+KIND = "policies"
+
+
+class Policy(NamedTuple):
+    """One agent's policy network in NumPy; the bias of the first layer is the row of `w1` after the inputs."""
+
+    w1: np.ndarray
+    w2: np.ndarray
+    w3: np.ndarray
+    b2: np.ndarray
+    b3: np.ndarray
+
+    def mean_action(self, observation: np.ndarray) -> np.ndarray:
+        """The deterministic action, ``(A,)``."""
+        inputs = len(observation)
+        h1 = np.maximum(observation @ self.w1[:inputs] + self.w1[inputs], 0)
+        h2 = np.maximum(h1 @ self.w2 + self.b2[0], 0)
+        return np.tanh(np.split(h2 @ self.w3 + self.b3[0], 2)[0])
+
+
+def policies_of(weights: Layers) -> list[Policy]:
+    """One policy per agent from stacked weights on the CPU."""
+    arrays = [np.ascontiguousarray(part.numpy()) for part in weights]
+    return [Policy(*(part[agent] for part in arrays)) for agent in range(len(arrays[0]))]
+
+
+def save_policies(path: Path, weights: Layers) -> None:
+    """Write the policies of all agents to one file, in half precision."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(path, KIND, {name: part.half() for name, part in weights._asdict().items()})
+
+
+def load_policies(path: Path) -> list[Policy]:
+    """The policies of a file, one per agent.
+
+    Raises:
+        CheckpointError: The file is damaged or holds something else.
+    """
+    state = load_checkpoint(path, KIND)
+    return policies_of(Layers(**{name: part.to(torch.float32) for name, part in state.items()}))
