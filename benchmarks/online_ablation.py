@@ -54,6 +54,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "schedule": {"rows": 100_000},
         "generator": {"width": 512, "refresh_steps": 500, "sampling_steps": 16},
     },
+    "narrow-long": {"generator": {"width": 512, "refresh_steps": 2_000}},
+    "frugal": {
+        "schedule": {"rows": 100_000, "growth": 0.125},
+        "generator": {"width": 512, "refresh_steps": 2_000, "sampling_steps": 16},
+    },
     "cheap": {
         "schedule": {"every": 5_000, "rows": 100_000},
         "generator": {"refresh_steps": 500, "sampling_steps": 16},

@@ -17,7 +17,9 @@ _DIED = "a process that steps environments has died; its own message is above"
 def worker_context() -> Any:
     """How worker processes are started: forked from a process that has imported everything and never saw a GPU."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "workers", "evaluation"])
+    # Installed packages only: up to Python 3.13 that process does not find what lies beside the script. What is not
+    # installed is passed over.
+    context.set_forkserver_preload(["torch", "synther_replay", "gymnasium", "mujoco", "dm_control.suite"])
     return context
 
 
