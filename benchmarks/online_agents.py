@@ -55,6 +55,7 @@ class Agents:
             config = settings.generator_config(task)
             seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
             self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
+        self._chosen = torch.cuda.Event() if device.type == "cuda" else None
         self._row, self.observations, self.actions = (
             torch.zeros(settings.seeds, width, pin_memory=device.type == "cuda")
             for width in (self.spec.dim, task.observation_dim, task.action_dim)
@@ -73,10 +74,17 @@ class Agents:
         self.observations.numpy()[:] = after.observations
 
     def act(self) -> None:
-        """Choose the next actions; on a GPU they are there after `synchronise`."""
+        """Begin to choose the next actions; they are there after `await_actions`."""
         self.learner.observations.copy_(self.observations, non_blocking=True)
         self.learner.act()
         self.actions.copy_(self.learner.actions, non_blocking=True)
+        if self._chosen:
+            self._chosen.record()
+
+    def await_actions(self) -> None:
+        """Wait for what `act` began, though not for anything that the GPU was given to do after it."""
+        if self._chosen:
+            self._chosen.synchronize()
 
     def warm_up(self) -> None:
         """Have everything compiled that fits and generates, on a model and rows that are thrown away."""

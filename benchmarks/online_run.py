@@ -153,11 +153,12 @@ class OnlineRun:
         for k in range(min(STRETCH, settings.steps - progress.step)):
             if progress.step < settings.random_steps:
                 agents.actions.numpy()[:] = random_actions[k]
-            environments.begin_step(agents.actions.numpy())
-            if progress.step >= settings.random_steps:
+            else:
                 with progress.clock("learner"):
-                    agents.learner.learn()  # on a GPU, while the environments step
+                    agents.learner.learn()  # on a GPU this only begins, and goes on while the environments step
+                    agents.await_actions()
             with progress.clock("env"):
+                environments.begin_step(agents.actions.numpy())
                 after = environments.end_step()
             with progress.clock("learner"):
                 self._take_in(after)
@@ -170,16 +171,16 @@ class OnlineRun:
                     evaluator.submit(progress.step, weights)
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
+        agents.await_actions()
 
     def _take_in(self, after: Steps) -> None:
-        """Store what happened and choose the next actions."""
+        """Store what happened and begin to choose the next actions."""
         for agent in self.progress.advance(after.episodes, after.failed):
             seed, step = self.settings.first_seed + agent, self.progress.failed_at[agent]
             warnings.warn(f"seed {seed} left the numbers at step {step}; the others go on", stacklevel=2)
         self.agents.take_in(after)
         if self.progress.step >= self.settings.random_steps:
             self.agents.act()
-        synchronise(self.device)
 
     def _refit(self) -> None:
         """Refit and replace the synthetic rows; where that fails for want of luck or memory, go on with the old."""
