@@ -43,14 +43,12 @@ def _half(x):
 
 
 @triton.jit
-def _values(
-    inputs, values, halves, h1, h2, q,
+def _value(
+    inputs, values, halves, h1, h2, q, network, tile, learning,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    network, tile = tl.program_id(0), tl.program_id(1)
-    learning = network < S  # else it is a target
     agent = (network % S) // N + tl.where(learning, 0, S // N)
     row = network.to(tl.int64) * P
     b = tile * BM + tl.arange(0, BM)
@@ -69,6 +67,23 @@ def _values(
     tl.store(h2 + kept + j[None, :], _half(hidden), mask=learning)
     value = tl.sum(hidden * tl.load(values + row + W3 + j)[None, :], 1) + tl.load(values + row + B3)
     tl.store(q + network * B + b, value)
+
+
+@triton.jit(do_not_specialize=["left_out"])
+def _values(
+    inputs, values, halves, left_out, h1, h2, q,
+    W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    network, tile = tl.program_id(0), tl.program_id(1)
+    learning = network < S  # else it is a target
+    # Of a target that is not asked, `_errors` adds infinity to whatever value lies there.
+    asked = tl.load(left_out + network % S) == 0.0
+    if learning | asked:
+        _value(
+            inputs, values, halves, h1, h2, q, network, tile, learning, W2, W3, B2, B3, P, S, N, B, C, CP, H, BM, BK
+        )  # fmt: skip
 
 
 @triton.jit
@@ -344,8 +359,9 @@ class TritonCritics:
         stack, batch, hidden = sizes["S"], sizes["B"], width["H"]
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
         _values[(2 * stack, batch // tuning["values"]["BM"])](
-            inputs, self.values, self.halves, self.h1, self.h2, self.q, **starts, **sizes, **width, **tuning["values"]
-        )
+            inputs, self.values, self.halves, left_out, self.h1, self.h2, self.q, **starts, **sizes, **width,
+            **tuning["values"],
+        )  # fmt: skip
         _errors[(stack, batch // tuning["errors"]["BM"])](
             self.values, self.halves, self.h1, self.h2, self.q, bellman, left_out, self.error, self.d_h1, self.d_h2,
             bellman.stride(0), **weights, **sizes, H=hidden, AGENT=bellman.stride(1), SCALE=_SCALE,
