@@ -1,11 +1,14 @@
-"""Updates of the critics of all agents: as PyTorch operations everywhere, as three kernels on a GPU."""
+"""What learners ask of networks most often, as PyTorch operations everywhere and as few kernels on a GPU.
+
+That is an update of the critics of all agents, and what policies put out where no gradient is needed.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-from stacked import Adam, Layers, MlpShape, backward, forward
+from stacked import Adam, Layers, MlpShape, backward, forward, fused_padded, padded
 from torch import Tensor
 
 from synther_replay.acceleration import fused, has_triton
@@ -14,14 +17,21 @@ from synther_replay.acceleration import fused, has_triton
 class Critics(Protocol):
     """What updates the critics."""
 
-    def update(self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor) -> None:
+    def update(
+        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+    ) -> Tensor:
         """Make one update: forward, backward, Adam, targets.
 
         Args:
-            inputs: States with actions, then next states with next actions, ``(2, M, B, columns)``.
-            bellman: What the value of the next state is multiplied with, and what is added, ``(2, M, B)``.
+            inputs: What critics are asked about, then what their targets are; ``(2, M, B, columns)``. In most
+                algorithms states with actions, then next states with next actions.
+            bellman: What the smallest value of the targets is multiplied with, and what is added, ``(2, M, B)``.
             left_out: Infinite for the target critics that are not asked, else 0; ``(M, N)``.
             rates: Of Adam, ``(2,)``.
+            follow: Whether the targets move towards the critics.
+
+        Returns:
+            What the targets said before that, ``(M, N, B)``, valid until the next update.
         """
 
     def refresh(self) -> None:
@@ -39,6 +49,15 @@ def make_critics(
     return TorchCritics(values, adam, shape, critics=critics, target_speed=target_speed)
 
 
+def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
+    """What networks ``(M, P)`` put out for some columns of rows ``(M, R, dim)``; no gradient is needed."""
+    if has_kernels(parameters.device, shape, rows.shape[1]):
+        from kernels import policy_outputs
+
+        return policy_outputs(parameters, shape, rows, columns)
+    return forward(Layers.of(parameters, shape), fused_padded(rows[..., columns], columns=shape.padded_inputs))[0]
+
+
 def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
     """Whether `kernels` can be used; a CPU build of PyTorch has no Triton to import it with."""
     if device.type != "cuda" or not has_triton():
@@ -46,6 +65,15 @@ def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
     from kernels import fits
 
     return fits(shape, batch_size, device)
+
+
+@fused
+def critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, columns: int) -> Tensor:
+    """Inputs of critics and of their targets for all updates, ``(K, 2, M, B, columns)``."""
+    used = observation_dim + next_actions.shape[-1]
+    now = padded(rows[..., :used], columns=columns)
+    then = padded(rows[..., used + 1 : -1], next_actions, columns=columns)
+    return torch.stack((now, then)).permute(2, 0, 1, 3, 4).contiguous()
 
 
 @fused
@@ -78,7 +106,9 @@ class TorchCritics:
     def refresh(self) -> None:
         """There is no copy to bring up to date."""
 
-    def update(self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor) -> None:
+    def update(
+        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+    ) -> Tensor:
         """See `Critics`."""
         _, agents, batch, columns = inputs.shape
         each = inputs.unsqueeze(2).expand(-1, -1, self.critics, -1, -1).reshape(-1, batch, columns)
@@ -87,4 +117,8 @@ class TorchCritics:
         error = _error(value, next_value, bellman, left_out)
         d_q = error.view(self.stack, batch, 1) * (2 / batch)
         backward(self._learning, kept.first(self.stack), d_q, self._gradient)
-        self.adam.step_and_follow(rates, self.target, self.target_speed)
+        if follow:
+            self.adam.step_and_follow(rates, self.target, self.target_speed)
+        else:
+            self.adam.step(rates)
+        return next_value

@@ -298,6 +298,7 @@ def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: s
     agents, count, width = rows.shape
     if count % _TILE:
         raise ValueError(f"rows: expected a multiple of {_TILE} per agent, got {count}")
+    rows = rows.contiguous()
     out = torch.empty(agents, count, shape.outputs, device=rows.device)
     _policies[(agents, count // _TILE)](
         rows[..., columns], parameters, parameters.half(), out, **_starts(shape), P=shape.parameters, R=count, D=width,
@@ -353,7 +354,9 @@ class TritonCritics:
         """Follow parameters that were changed from outside."""
         self.halves.copy_(self.values)
 
-    def update(self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor) -> None:
+    def update(
+        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+    ) -> Tensor:
         """One update; see `critics.Critics`."""
         sizes, starts, width, tuning = self._sizes, self._starts, self._width, self.tuning
         stack, batch, hidden = sizes["S"], sizes["B"], width["H"]
@@ -370,6 +373,7 @@ class TritonCritics:
         across, rows = hidden // tuning["learn"]["T"], triton.cdiv(width["C"], tuning["learn"]["CT"])
         _learn[(stack, across * (across + rows + 1))](
             inputs, self.values, self.halves, self.adam.mean, self.adam.square, self.h1, self.h2, self.error,
-            self.d_h1, self.d_h2, rates, self.target_speed, *BETAS, EPS, **starts, **sizes, **width, SCALE=_SCALE,
-            **tuning["learn"],
+            self.d_h1, self.d_h2, rates, self.target_speed if follow else 0.0, *BETAS, EPS, **starts, **sizes, **width,
+            SCALE=_SCALE, **tuning["learn"],
         )  # fmt: skip
+        return self.q[stack:].view(-1, sizes["N"], batch)

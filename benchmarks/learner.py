@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from critics import has_kernels, make_critics
+from captured import CapturedLearner
+from critics import critic_inputs, make_critics, outputs_for
 from replay import StackedReplay
 from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise, padded
 from torch import Tensor
 
-from synther_replay.acceleration import capture, fused
-from synther_replay.seeding import derive_seed, generator_for
+from synther_replay.acceleration import fused
+from synther_replay.seeding import generator_for
 
 _LOG_STD = (-20.0, 2.0)
 _PAIR = 2  # target critics of which the smaller value counts
@@ -77,22 +78,13 @@ def _inputs_of_each(observations: Tensor, actions: Tensor, critics: int, columns
 
 
 @fused
-def _critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, columns: int) -> Tensor:
-    """Inputs of critics and of their targets for all updates, ``(K, 2, M, B, columns)``."""
-    used = observation_dim + next_actions.shape[-1]
-    now = padded(rows[..., :used], columns=columns)
-    then = padded(rows[..., used + 1 : -1], next_actions, columns=columns)
-    return torch.stack((now, then)).permute(2, 0, 1, 3, 4).contiguous()
-
-
-@fused
 def _bellman(rewards: Tensor, terminated: Tensor, log_prob: Tensor, alpha: Tensor, gamma: float) -> Tensor:
     """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
     discount = gamma * (1 - terminated)
     return torch.stack((discount, rewards - discount * alpha * log_prob))
 
 
-class StackedSAC:
+class StackedSAC(CapturedLearner):
     """M independent agents.
 
     Args:
@@ -106,9 +98,9 @@ class StackedSAC:
         self, replay: StackedReplay, target_entropy: float, settings: Hyperparameters | None = None, *, seed: int = 0
     ) -> None:
         """Draw the initial networks."""
-        self.replay, self.target_entropy, self.seed = replay, target_entropy, seed
+        super().__init__(replay.device, seed)
+        self.replay, self.target_entropy, self.agents = replay, target_entropy, replay.agents
         self.settings = settings = settings or Hyperparameters()
-        self.device, self.agents = replay.device, replay.agents
         spec = replay.spec
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
@@ -130,16 +122,11 @@ class StackedSAC:
         self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
         self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # that were learnt from
-        self.rng = torch.Generator(self.device)
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
         self._learn: dict[bool, Callable[[], None]] = {}
         self._act = self._captured(self._choose_actions)
         self.reseed(0)
-
-    def reseed(self, number: int) -> None:
-        """Begin the stream of random numbers with this number: a run can be continued wherever one begins."""
-        self.rng.manual_seed(derive_seed(self.seed, 1, number))
 
     def act(self) -> None:
         """Draw `actions` for `observations`; both keep their place in memory."""
@@ -169,10 +156,11 @@ class StackedSAC:
         spec, settings = self.replay.spec, self.settings
         _, updates, batch, _ = rows.shape
         alpha = self.log_alpha.parameters.exp()
-        next_actions, log_prob = _squash(self._next_outputs(rows.flatten(1, 2)), next_noise.flatten(1, 2))
+        following = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
+        next_actions, log_prob = _squash(following, next_noise.flatten(1, 2))
         next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
         columns = self.critic_shape.padded_inputs
-        inputs = _critic_inputs(rows, next_actions, spec.observation_dim, columns)
+        inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         bellman = _bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         rates = self.critic.rates(self.environment_steps * updates, updates)
@@ -185,20 +173,13 @@ class StackedSAC:
         """The policies as they are, on the CPU; `policies_of` in `policies` knows how to use them."""
         return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that learning goes on from, the replay aside."""
-        return {name: tensor.clone() for name, tensor in self._tensors().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue, in place: captured graphs stay valid."""
-        for name, tensor in self._tensors().items():
-            tensor.copy_(state[name])
-        self.critics.refresh()
-
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
         return {**moments, "target": self.target, "environment_steps": self.environment_steps}
+
+    def _follow_load(self) -> None:
+        self.critics.refresh()
 
     def _update_policy(self, observations: Tensor, noise: Tensor, alpha: Tensor) -> None:
         """One step towards ``min E[alpha log pi - mean over critics of Q]``, one of the temperature."""
@@ -217,14 +198,6 @@ class StackedSAC:
         self.policy.step(rates)
         _alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
-
-    def _next_outputs(self, rows: Tensor) -> Tensor:
-        """What the policies put out for the next observations of rows ``(M, n, dim)``; no gradient is needed."""
-        if not has_kernels(self.device, self.policy_shape, self.settings.batch_size):
-            return self._policy_forward(rows[..., self.replay.spec.next_observations])[0]
-        from kernels import policy_outputs
-
-        return policy_outputs(self.policy.parameters, self.policy_shape, rows, self.replay.spec.next_observations)
 
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)
@@ -250,14 +223,3 @@ class StackedSAC:
         out, _ = self._policy_forward(self.observations.unsqueeze(1))
         noise = self._normal(self.agents, 1, self.actions.shape[1])
         self.actions.copy_(_squash(out, noise)[0].squeeze(1))
-
-    def _normal(self, *size: int) -> Tensor:
-        return torch.randn(size, generator=self.rng, device=self.device)
-
-    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
-        if self.device.type != "cuda":
-            return function
-        before = self.state_dict()
-        replay = capture(function, self.rng)
-        self.load_state_dict(before)
-        return replay

@@ -94,6 +94,10 @@ class Kept(NamedTuple):
         """Those of the first networks only."""
         return Kept(*(part[:count] for part in self))
 
+    def first_rows(self, count: int) -> Kept:
+        """Those of the first rows of the batch only."""
+        return Kept(*(part[:, :count] for part in self))
+
 
 def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
     """Weights as in the REDQ code base: Xavier uniform, biases of zero; ``(S, P)`` on the CPU."""
@@ -102,6 +106,17 @@ def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
     for weight, inputs in ((layers.w1[:, : shape.inputs], shape.inputs), *((w, shape.hidden) for w in layers[1:3])):
         bound = math.sqrt(6 / (inputs + weight.shape[2]))
         weight.uniform_(-bound, bound, generator=rng)
+    return flat
+
+
+def initialise_as_torch(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
+    """Weights and biases as `torch.nn.Linear` draws them; ``(S, P)`` on the CPU."""
+    flat = torch.zeros(stack, shape.parameters)
+    layers = Layers.of(flat, shape)
+    of_inputs, of_hidden = 1 / math.sqrt(shape.inputs), 1 / math.sqrt(shape.hidden)
+    layers.w1[:, : shape.inputs + 1].uniform_(-of_inputs, of_inputs, generator=rng)
+    for part in layers[1:]:
+        part.uniform_(-of_hidden, of_hidden, generator=rng)
     return flat
 
 

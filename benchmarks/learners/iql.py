@@ -1,0 +1,129 @@
+"""Implicit Q-learning (Kostrikov et al., 2021) for many seeds at once.
+
+Values of states are learnt as an upper expectile of what the target critics say of the actions in the data, critics
+from these values, and the policy by imitating actions in proportion to their advantage: nothing is asked about actions
+that are not in the data. All three learn at every step from what was known before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from stacked import Adam, Layers, MlpShape, backward, forward, fused_padded
+from torch import Tensor
+
+from learners.offline import OfflineLearner, OfflineSettings
+from learners.rows import SharedRows
+from synther_replay.acceleration import fused
+
+_LARGEST_WEIGHT = 100.0
+_LOG_STD = (-20.0, 2.0)
+
+
+@dataclass(frozen=True)
+class IQLSettings(OfflineSettings):
+    """Of CORL for locomotion and mazes."""
+
+    expectile: float = 0.7
+    beta: float = 3.0  # how much more an action counts for its advantage
+    deterministic: bool = False  # a policy without spread, imitating by squared distance
+    steps: int = 1_000_000  # over which the policy's learning rate falls to zero by a cosine
+
+
+@fused
+def _targets(rewards: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
+    """What critics learn, as ``(2, M, B)``: nothing of the targets' own values, and the sum."""
+    return torch.stack((torch.zeros_like(rewards), rewards + gamma * (1 - terminated) * next_value))
+
+
+@fused
+def _advantage(target_q: Tensor, value: Tensor, expectile: float) -> tuple[Tensor, Tensor]:
+    """Advantages ``(M, B)`` of the actions in the data, and the gradient of the expectile loss by the value."""
+    advantage = target_q.amin(1) - value
+    weight = torch.where(advantage < 0, 1 - expectile, expectile)
+    return advantage, -2 * weight * advantage / advantage.shape[1]
+
+
+@fused
+def _imitate(out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Gradients of what the policy puts out ``(M, B, A)`` and of the logarithm of its spread ``(M, A)``."""
+    weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
+    mean = out.tanh()
+    inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
+    distance = (actions - mean) / log_std.clamp(*_LOG_STD).exp().unsqueeze(1)
+    d_mean = -weight * distance / log_std.clamp(*_LOG_STD).exp().unsqueeze(1)
+    d_log_std = torch.where(inside, (weight * (1 - distance.square())).sum(1), 0.0)
+    return d_mean * (1 - mean.square()), d_log_std
+
+
+@fused
+def _imitate_without_spread(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
+    weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
+    mean = out.tanh()
+    return 2 * weight * (mean - actions) * (1 - mean.square())
+
+
+class StackedIQL(OfflineLearner):
+    """See `OfflineLearner`."""
+
+    def __init__(self, rows: SharedRows, agents: int, settings: IQLSettings | None = None, *, seed: int = 0) -> None:
+        """Draw the initial networks."""
+        self.settings = settings or IQLSettings()
+        super().__init__(rows, agents, self.settings, seed=seed)
+        rate = self.settings.learning_rate
+        self.value_shape = MlpShape(rows.spec.observation_dim, 1, self.settings.hidden)
+        self.value = Adam(self._drawn(self.value_shape, agents), rate)
+        self.log_std = Adam(torch.zeros(agents, rows.spec.action_dim, device=self.device), rate)
+        self.parts |= {"value": self.value, "log_std": self.log_std}
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """One update of critics, values and policy.
+
+        Args:
+            rows: Transitions, ``(M, B, dim)``.
+        """
+        spec, settings = self.rows.spec, self.settings
+        batch = rows.shape[1]
+        observations, actions = rows[..., spec.observations], rows[..., spec.actions]
+        # Of states and next states at once.
+        states = torch.cat((observations, rows[..., spec.next_observations]), 1)
+        value = Layers.of(self.value.parameters, self.value_shape)
+        said, kept = forward(value, fused_padded(states, columns=self.value_shape.padded_inputs))
+        now, then = said.squeeze(-1).split(batch, 1)
+        bellman = _targets(rows[..., spec.rewards.start], rows[..., spec.terminated.start], then, settings.gamma)
+        asked = fused_padded(observations, actions, columns=self.critic_shape.padded_inputs)
+        rates = self.critic.rates(self.updates, 1)[0]
+        # CORL halves the sum of both losses, which Adam does not notice.
+        target_q = self.critics.update(asked.expand(2, *asked.shape).contiguous(), bellman, self.all_asked, rates)
+        advantage, d_value = _advantage(target_q, now, settings.expectile)
+        gradient = Layers.of(self.value.gradient, self.value_shape)
+        backward(value, kept.first_rows(batch), d_value.unsqueeze(-1), gradient)
+        self.value.step(rates)
+        self._update_policy(observations, actions, advantage, rates)
+        self.updates += 1
+
+    def _update_policy(self, observations: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
+        settings = self.settings
+        out, kept = self._policy_forward(observations)
+        if settings.deterministic:
+            d_out = _imitate_without_spread(out, actions, advantage, settings.beta)
+        else:
+            d_out, d_log_std = _imitate(out, actions, advantage, self.log_std.parameters, settings.beta)
+            self.log_std.gradient.copy_(d_log_std)
+        policy, gradient = (
+            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
+        )
+        backward(policy, kept, d_out, gradient)
+        annealed = 0.5 * (1 + torch.cos(math.pi * self.updates / settings.steps))
+        rates = rates * torch.stack((annealed, torch.ones_like(annealed))).to(rates.dtype)
+        self.policy.step(rates)
+        if not settings.deterministic:
+            self.log_std.step(rates)
+
+    def _draw_and_update(self) -> None:
+        updates = self.settings.updates_per_call
+        for rows in self.rows.draw(updates, self.agents, self.settings.batch_size, rng=self.rng):
+            self.update(rows)

@@ -1,0 +1,106 @@
+"""What the offline algorithms share: twin critics with targets, a policy bounded by tanh, and the way in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from captured import CapturedLearner
+from critics import make_critics
+from stacked import Adam, Kept, Layers, MlpShape, forward, fused_padded, initialise_as_torch
+from torch import Tensor
+
+from learners.rows import SharedRows
+from synther_replay.seeding import generator_for
+
+CRITICS = 2  # per agent
+
+
+@dataclass(frozen=True)
+class OfflineSettings:
+    """What all have; values of CORL."""
+
+    batch_size: int = 256
+    hidden: int = 256
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    target_speed: float = 0.005
+    updates_per_call: int = 100  # that one call of `learn` makes
+
+
+class OfflineLearner(CapturedLearner):
+    """M independent agents that learn from the same rows.
+
+    Args:
+        rows: What to learn from.
+        agents: M.
+        settings: Hyper-parameters.
+        seed: The same seed and the same calls give the same agents on the same device.
+
+    Attributes:
+        updates: Critic updates so far, a number on the device.
+        parts: What Adam changes, by name.
+        values: Parameters of all critics, then of their targets.
+    """
+
+    def __init__(self, rows: SharedRows, agents: int, settings: OfflineSettings, *, seed: int) -> None:
+        """Draw the initial critics and policies."""
+        super().__init__(rows.device, seed)
+        self.rows, self.agents, self.hyper = rows, agents, settings
+        self._draws = generator_for("cpu", seed, 0)
+        spec = rows.spec
+        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
+        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim, settings.hidden)
+        critics = self._drawn(self.critic_shape, agents * CRITICS)
+        self.values = torch.cat((critics, critics))
+        self.critic = Adam(self.values[: len(critics)], settings.learning_rate)
+        self.critics = make_critics(
+            self.values,
+            self.critic,
+            self.critic_shape,
+            critics=CRITICS,
+            batch_size=settings.batch_size,
+            target_speed=settings.target_speed,
+        )
+        self.policy = Adam(self._drawn(self.policy_shape, agents), settings.learning_rate)
+        self.parts = {"critic": self.critic, "policy": self.policy}
+        self.updates = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.all_asked = torch.zeros(agents, CRITICS, device=self.device)  # no target is left out
+        self._learn: Callable[[], None] | None = None
+
+    def prepare(self) -> None:
+        """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
+        if self._learn is None:
+            self._learn = self._captured(self._draw_and_update)
+
+    def learn(self) -> None:
+        """Make `updates_per_call` updates; on a GPU they are under way when this returns."""
+        self.prepare()
+        assert self._learn is not None
+        self._learn()
+
+    def policy_weights(self) -> Layers:
+        """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""
+        weights = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
+        # With a second half of outputs, as policies have that learn their spread.
+        w3, b3 = (torch.cat((part, torch.zeros_like(part)), -1) for part in (weights.w3, weights.b3))
+        return self.rows.for_raw_observations(weights._replace(w3=w3, b3=b3))
+
+    def _drawn(self, shape: MlpShape, count: int) -> Tensor:
+        return initialise_as_torch(shape, count, self._draws).to(self.device)
+
+    def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Kept]:
+        """What the policies put out before tanh, and what the way back needs."""
+        inputs = fused_padded(observations, columns=self.policy_shape.padded_inputs)
+        return forward(Layers.of(self.policy.parameters, self.policy_shape), inputs)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        moments = {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors().items()}
+        return {**moments, "target": self.values[len(self.values) // 2 :], "updates": self.updates}
+
+    def _follow_load(self) -> None:
+        self.critics.refresh()
+
+    def _draw_and_update(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,81 @@
+"""The transitions that all seeds of an offline run learn from, scaled once, where a captured graph reads them."""
+
+from __future__ import annotations
+
+import torch
+from stacked import Layers
+from torch import Tensor
+
+from synther_replay import Transitions
+from synther_replay.acceleration import fused
+from synther_replay.mixing import check_real_ratio, split_batch
+
+_LEAST_STD = 1e-3  # CORL's, which keeps constant columns from being divided by zero
+
+
+@fused
+def _places(chance: Tensor, from_real: int, real: int, total: int) -> Tensor:
+    """Where the rows of batches ``(..., B)`` lie: the first `from_real` of each among the real rows."""
+    column = torch.arange(chance.shape[-1], device=chance.device)
+    return torch.where(column < from_real, (chance * real).long(), real + (chance * (total - real)).long())
+
+
+class SharedRows:
+    """Real and synthetic transitions of one data set, with states and rewards as the learners want them.
+
+    Args:
+        real: Real transitions; None where all are synthetic.
+        synthetic: Synthetic ones; None where all are real.
+        real_ratio: Share of real rows in a batch, where there are both.
+        reward_scale: What rewards are multiplied with.
+        device: Where the rows live.
+
+    Attributes:
+        mean: Of the observations before they were scaled, ``(O,)``.
+        std: Their standard deviation, a little enlarged.
+    """
+
+    def __init__(
+        self,
+        real: Transitions | None,
+        synthetic: Transitions | None = None,
+        *,
+        real_ratio: float = 0.5,
+        reward_scale: float = 1.0,
+        device: torch.device,
+    ) -> None:
+        """Copy and scale."""
+        parts = [part for part in (real, synthetic) if part is not None and len(part)]
+        if not parts:
+            raise ValueError("rows: expected real or synthetic transitions, got neither")
+        check_real_ratio(real_ratio)
+        self.spec, self.device = parts[0].spec, device
+        self.rows = torch.cat([part.rows.to(device) for part in parts])
+        self.real = 0 if real is None else len(real)
+        self.real_ratio = real_ratio if len(parts) == 2 else float(self.real > 0)
+        observations = self.rows[:, self.spec.observations]
+        std, self.mean = torch.std_mean(observations, dim=0, correction=0)
+        self.std = std + _LEAST_STD
+        for columns in (self.spec.observations, self.spec.next_observations):
+            self.rows[:, columns] = (self.rows[:, columns] - self.mean) / self.std
+        self.rows[:, self.spec.rewards] *= reward_scale
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def draw(self, *size: int, rng: torch.Generator) -> Tensor:
+        """Batches of rows, the real ones first in each, ``(*size, dim)``; the last number is that of a batch."""
+        from_real, _ = split_batch(size[-1], self.real_ratio, synthetic_available=len(self) > self.real)
+        # float64: float32 has too few values to reach all of millions of rows evenly
+        chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
+        place = _places(chance, from_real, self.real, len(self))
+        return self.rows.index_select(0, place.view(-1)).view(*size, -1)
+
+    def for_raw_observations(self, policy: Layers) -> Layers:
+        """The same policies for observations as the task gives them: scaling becomes part of the first layer."""
+        inputs, mean, std = len(self.mean), self.mean.cpu(), self.std.cpu()
+        w1 = policy.w1.clone()
+        w1[:, :inputs] /= std[:, None]
+        w1[:, inputs] -= torch.einsum("i,mih->mh", mean, w1[:, :inputs])
+        return policy._replace(w1=w1)

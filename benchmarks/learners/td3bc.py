@@ -1,0 +1,116 @@
+"""TD3+BC (Fujimoto and Gu, 2021) for many seeds at once.
+
+TD3 whose policy is also drawn towards the actions of the data. Critics learn at every step, the policy and all targets
+at every second; the target policy is fixed in between, so the next actions of both batches come from one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from critics import critic_inputs, outputs_for
+from stacked import Layers, backward, backward_to_inputs, forward, fused_padded
+from torch import Tensor
+
+from learners.offline import CRITICS, OfflineLearner, OfflineSettings
+from learners.rows import SharedRows
+from synther_replay.acceleration import fused
+
+
+@dataclass(frozen=True)
+class TD3BCSettings(OfflineSettings):
+    """Of CORL, which are the authors'."""
+
+    policy_delay: int = 2  # critic updates per update of the policy and of all targets
+    noise: float = 0.2  # of the next actions
+    noise_clip: float = 0.5
+    alpha: float = 2.5  # weight of the value against the distance from the actions of the data
+
+    def __post_init__(self) -> None:
+        """Refuse calls that would end between two updates of the policy."""
+        if self.updates_per_call % self.policy_delay:
+            wanted = f"a multiple of policy_delay={self.policy_delay}"
+            raise ValueError(f"updates_per_call: expected {wanted}, got {self.updates_per_call}")
+
+
+@fused
+def _smoothed(out: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
+    """Actions of the target policy with clipped noise."""
+    return (out.tanh() + (noise * scale).clamp(-clip, clip)).clamp(-1, 1)
+
+
+@fused
+def _bellman(rewards: Tensor, terminated: Tensor, gamma: float) -> Tensor:
+    """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
+    return torch.stack((gamma * (1 - terminated), rewards))
+
+
+@fused
+def _value_gradient(q: Tensor, alpha: float) -> Tensor:
+    """Gradient of ``-alpha * mean(q) / mean|q|``, of which the denominator counts as fixed; ``(M, B, 1)``."""
+    return (-alpha / q.shape[1]) / q.abs().mean(1, keepdim=True).expand_as(q)
+
+
+@fused
+def _into_policy(actions: Tensor, wanted: Tensor, d_actions: Tensor) -> Tensor:
+    """Gradient of what the policy puts out: by the critic, and by the mean squared distance from the data."""
+    towards_data = 2 * (actions - wanted) / (actions.shape[1] * actions.shape[2])
+    return (d_actions + towards_data) * (1 - actions.square())
+
+
+class StackedTD3BC(OfflineLearner):
+    """See `OfflineLearner`."""
+
+    def __init__(self, rows: SharedRows, agents: int, settings: TD3BCSettings | None = None, *, seed: int = 0) -> None:
+        """Draw the initial networks."""
+        self.settings = settings or TD3BCSettings()
+        super().__init__(rows, agents, self.settings, seed=seed)
+        self.target_policy = self.policy.parameters.clone()
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, noise: Tensor) -> None:
+        """`policy_delay` critic updates and one of the policy, with all randomness given.
+
+        Args:
+            rows: Transitions, ``(M, policy_delay, B, dim)``.
+            noise: Standard normal, of the next actions, ``(M, policy_delay, B, A)``.
+        """
+        spec, settings = self.rows.spec, self.settings
+        _, delay, batch, _ = rows.shape
+        out = outputs_for(self.target_policy, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
+        next_actions = _smoothed(out.unflatten(1, (delay, batch)), noise, settings.noise, settings.noise_clip)
+        inputs = critic_inputs(rows, next_actions, spec.observation_dim, self.critic_shape.padded_inputs)
+        bellman = _bellman(rows[..., spec.rewards.start], rows[..., spec.terminated.start], settings.gamma)
+        rates = self.critic.rates(self.updates, delay)
+        for k in range(delay):
+            self.critics.update(inputs[k], bellman[:, :, k], self.all_asked, rates[k], follow=k == delay - 1)
+        self._update_policy(rows[:, -1])
+        self.updates += delay
+
+    def _update_policy(self, rows: Tensor) -> None:
+        spec, settings = self.rows.spec, self.settings
+        observations = rows[..., spec.observations]
+        out, kept = self._policy_forward(observations)
+        actions = out.tanh()
+        first = Layers.of(self.critic.parameters[::CRITICS], self.critic_shape)  # of each agent's critics
+        q, kept_values = forward(first, fused_padded(observations, actions, columns=self.critic_shape.padded_inputs))
+        d_inputs = backward_to_inputs(first, kept_values, _value_gradient(q, settings.alpha))
+        d_out = _into_policy(actions, rows[..., spec.actions], d_inputs[..., spec.actions])
+        policy, gradient = (
+            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
+        )
+        backward(policy, kept, d_out, gradient)
+        rates = self.policy.rates(self.updates / settings.policy_delay, 1)[0]
+        self.policy.step_and_follow(rates, self.target_policy, settings.target_speed)
+
+    def _draw_and_update(self) -> None:
+        settings, updates = self.settings, self.settings.updates_per_call
+        rounds = updates // settings.policy_delay
+        rows = self.rows.draw(rounds, self.agents, settings.policy_delay, settings.batch_size, rng=self.rng)
+        noise = self._normal(*rows.shape[:-1], self.rows.spec.action_dim)
+        for round_rows, round_noise in zip(rows, noise, strict=True):
+            self.update(round_rows, round_noise)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**super()._tensors(), "target_policy": self.target_policy}

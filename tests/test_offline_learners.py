@@ -1,0 +1,319 @@
+"""The offline algorithms of many seeds against plain ones of one seed: modules, autograd and torch's Adam."""
+
+import copy
+import math
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from learners.iql import IQLSettings, StackedIQL
+from learners.rows import SharedRows
+from learners.td3bc import StackedTD3BC, TD3BCSettings
+from policies import policies_of
+from stacked import Layers
+
+from synther_replay import Transitions, TransitionSpec
+
+OBSERVATIONS, ACTIONS, HIDDEN, BATCH, AGENTS = 5, 2, 16, 12, 3
+CPU = torch.device("cpu")
+SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
+WIDTHS = (OBSERVATIONS, ACTIONS, 1, OBSERVATIONS, 1)
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """In double precision what is equal is equal."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def transitions(count, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    rows = 3 * torch.randn(count, SPEC.dim, generator=rng) + 1
+    rows[:, SPEC.actions] = rows[:, SPEC.actions].clamp(-1, 1)
+    rows[:, SPEC.terminated] = (torch.rand(count, 1, generator=rng) < 0.2).to(rows.dtype)
+    return Transitions(SPEC, rows)
+
+
+def shared_rows(count=200, **options):
+    made = SharedRows(transitions(count), device=CPU, **options)
+    made.rows, made.mean, made.std = (part.double() for part in (made.rows, made.mean, made.std))
+    return made
+
+
+def network(flat, shape, *last):
+    """The same network as modules."""
+    w = Layers.of(flat.clone()[None], shape)
+    net = nn.Sequential(
+        nn.Linear(shape.inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
+        nn.Linear(HIDDEN, shape.outputs), *last,
+    )  # fmt: skip
+    with torch.no_grad():
+        net[0].weight.copy_(w.w1[0, : shape.inputs].T)
+        net[0].bias.copy_(w.w1[0, shape.inputs])
+        net[2].weight.copy_(w.w2[0].T)
+        net[2].bias.copy_(w.b2[0, 0])
+        net[4].weight.copy_(w.w3[0].T)
+        net[4].bias.copy_(w.b3[0, 0])
+    return net
+
+
+def follow(target, source, speed):
+    with torch.no_grad():
+        for followed, parameter in zip(target.parameters(), source.parameters(), strict=True):
+            followed.lerp_(parameter, speed)
+
+
+def step(optimiser, loss):
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+
+class PlainTD3BC:
+    """One agent, as the paper describes it."""
+
+    def __init__(self, learner, agent):
+        self.policy = network(learner.policy.parameters[agent], learner.policy_shape, nn.Tanh())
+        self.critics = [network(learner.critic.parameters[2 * agent + k], learner.critic_shape) for k in range(2)]
+        self.target_policy, self.targets = copy.deepcopy(self.policy), copy.deepcopy(self.critics)
+        self.policy_optimiser = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
+        self.critic_optimisers = [torch.optim.Adam(critic.parameters(), lr=3e-4) for critic in self.critics]
+
+    def update(self, rows, noise):
+        for batch, unit in zip(rows, noise, strict=True):
+            states, actions, rewards, following, terminated = batch.split(WIDTHS, -1)
+            with torch.no_grad():
+                next_actions = (self.target_policy(following) + (0.2 * unit).clamp(-0.5, 0.5)).clamp(-1, 1)
+                there = torch.cat((following, next_actions), -1)
+                smallest = torch.minimum(*(target(there) for target in self.targets))
+                wanted = rewards + 0.99 * (1 - terminated) * smallest
+            for critic, optimiser in zip(self.critics, self.critic_optimisers, strict=True):
+                step(optimiser, nn.functional.mse_loss(critic(torch.cat((states, actions), -1)), wanted))
+        chosen = self.policy(states)
+        value = self.critics[0](torch.cat((states, chosen), -1))
+        weight = 2.5 / value.abs().mean().detach()
+        step(self.policy_optimiser, -weight * value.mean() + nn.functional.mse_loss(chosen, actions))
+        for target, source in ((self.target_policy, self.policy), *zip(self.targets, self.critics, strict=True)):
+            follow(target, source, 0.005)
+
+
+class PlainIQL:
+    """One agent, as the paper describes it."""
+
+    def __init__(self, learner, agent):
+        self.settings = learner.settings
+        self.policy = network(learner.policy.parameters[agent], learner.policy_shape, nn.Tanh())
+        self.log_std = nn.Parameter(learner.log_std.parameters[agent].clone())
+        self.value = network(learner.value.parameters[agent], learner.value_shape)
+        self.critics = [network(learner.critic.parameters[2 * agent + k], learner.critic_shape) for k in range(2)]
+        self.targets = copy.deepcopy(self.critics)
+        self.critic_optimiser = torch.optim.Adam([p for q in self.critics for p in q.parameters()], lr=3e-4)
+        self.value_optimiser = torch.optim.Adam(self.value.parameters(), lr=3e-4)
+        self.policy_optimiser = torch.optim.Adam([*self.policy.parameters(), self.log_std], lr=3e-4)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.policy_optimiser, self.settings.steps)
+
+    def update(self, batch):
+        states, actions, rewards, following, terminated = batch.split(WIDTHS, -1)
+        pairs = torch.cat((states, actions), -1)
+        with torch.no_grad():
+            next_value = self.value(following)
+            smallest = torch.minimum(*(target(pairs) for target in self.targets))
+        advantage = smallest - self.value(states)
+        weight = torch.where(advantage < 0, 1 - self.settings.expectile, self.settings.expectile)
+        step(self.value_optimiser, (weight * advantage.square()).mean())
+        wanted = rewards + 0.99 * (1 - terminated) * next_value
+        losses = [nn.functional.mse_loss(critic(pairs), wanted) for critic in self.critics]
+        step(self.critic_optimiser, sum(losses))  # the paper's code halves it: with Adam the same but for its epsilon
+        for target, source in zip(self.targets, self.critics, strict=True):
+            follow(target, source, self.settings.target_speed)
+        emphasis = (self.settings.beta * advantage.detach()).exp().clamp(max=100)[:, 0]
+        mean = self.policy(states)
+        if self.settings.deterministic:
+            loss = (mean - actions).square().sum(-1)
+        else:
+            loss = -torch.distributions.Normal(mean, self.log_std.exp()).log_prob(actions).sum(-1)
+        step(self.policy_optimiser, (emphasis * loss).mean())
+        self.schedule.step()
+
+
+def assert_same(flat, shape, plain):
+    mine = network(flat, shape)
+    for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def td3bc(agents=AGENTS, **options):
+    settings = TD3BCSettings(batch_size=BATCH, hidden=HIDDEN, updates_per_call=4)
+    return StackedTD3BC(shared_rows(), agents, settings, **options)
+
+
+def iql(agents=AGENTS, *, seed=0, **options):
+    settings = IQLSettings(batch_size=BATCH, hidden=HIDDEN, updates_per_call=4, steps=50, **options)
+    return StackedIQL(shared_rows(), agents, settings, seed=seed)
+
+
+@pytest.mark.parametrize("agents", [1, 3])
+def test_td3bc_learns_as_a_plain_agent(agents):
+    learner = td3bc(agents)
+    plain = [PlainTD3BC(learner, agent) for agent in range(agents)]
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(6):
+        rows = learner.rows.draw(agents, 2, BATCH, rng=rng)
+        noise = 2 * torch.randn(agents, 2, BATCH, ACTIONS, generator=rng)
+        learner.update(rows, noise)
+        for agent in range(agents):
+            plain[agent].update(rows[agent], noise[agent])
+    for agent, one in enumerate(plain):
+        assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
+        assert_same(learner.target_policy[agent], learner.policy_shape, one.target_policy)
+        for k in range(2):
+            assert_same(learner.critic.parameters[2 * agent + k], learner.critic_shape, one.critics[k])
+            place = len(learner.values) // 2 + 2 * agent + k
+            assert_same(learner.values[place], learner.critic_shape, one.targets[k])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("agents", [1, 3])
+def test_iql_learns_as_a_plain_agent(agents, deterministic):
+    learner = iql(agents, deterministic=deterministic, target_speed=0.01)
+    plain = [PlainIQL(learner, agent) for agent in range(agents)]
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(12):
+        rows = learner.rows.draw(agents, BATCH, rng=rng)
+        learner.update(rows)
+        for agent in range(agents):
+            plain[agent].update(rows[agent])
+    for agent, one in enumerate(plain):
+        assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
+        assert_same(learner.value.parameters[agent], learner.value_shape, one.value)
+        torch.testing.assert_close(learner.log_std.parameters[agent], one.log_std.data, rtol=1e-6, atol=1e-9)
+        for k in range(2):
+            assert_same(learner.critic.parameters[2 * agent + k], learner.critic_shape, one.critics[k])
+            place = len(learner.values) // 2 + 2 * agent + k
+            assert_same(learner.values[place], learner.critic_shape, one.targets[k])
+
+
+@pytest.mark.parametrize("build", [td3bc, iql])
+class TestEachLearner:
+    def test_learn_makes_its_updates_and_counts_them(self, build):
+        learner = build()
+        before = learner.policy.parameters.clone()
+        learner.learn()
+        assert int(learner.updates) == 4
+        assert (learner.policy.parameters != before).any(1).all()
+
+    def test_the_same_seed_gives_the_same_agents_and_another_does_not(self, build):
+        one, same, other = build(), build(), build(seed=1)
+        for learner in (one, same, other):
+            learner.learn()
+        assert torch.equal(one.policy.parameters, same.policy.parameters)
+        assert not torch.equal(one.policy.parameters, other.policy.parameters)
+
+    def test_agents_differ(self, build):
+        learner = build()
+        learner.learn()
+        assert len(learner.policy.parameters.unique(dim=0)) == AGENTS
+
+    def test_goes_on_from_a_state_as_if_nothing_had_happened(self, build):
+        whole, stopped, goes_on = build(), build(), build(seed=9)
+        goes_on.seed = 0
+        for learner in (whole, stopped):
+            learner.learn()
+        goes_on.load_state_dict(stopped.state_dict())
+        for learner in (whole, goes_on):
+            learner.reseed(1)
+            learner.learn()
+        for name, tensor in whole.state_dict().items():
+            assert torch.equal(tensor, goes_on.state_dict()[name]), name
+
+    def test_policies_act_on_observations_as_the_task_gives_them(self, build):
+        learner = build()
+        for _ in range(5):
+            learner.learn()
+        raw = transitions(4).observations.double()
+        scaled = (raw - learner.rows.mean) / learner.rows.std
+        out, _ = learner._policy_forward(scaled.expand(AGENTS, -1, -1))
+        for policy, expected in zip(policies_of(learner.policy_weights()), out.tanh(), strict=True):
+            found = np.stack([policy.mean_action(row) for row in raw.numpy()])
+            np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-9)
+
+
+def test_td3bc_calls_end_with_the_policy():
+    with pytest.raises(ValueError, match=r"updates_per_call.*policy_delay=2.*7"):
+        TD3BCSettings(updates_per_call=7)
+
+
+def test_td3bc_learns_what_pays():
+    """One state, reward minus the squared distance of the action from 0.5; the data act around 0."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.zeros(2_000, SPEC.dim, dtype=torch.float32)
+    actions = (0.6 * torch.randn(2_000, ACTIONS, generator=rng)).clamp(-1, 1).float()
+    rows[:, SPEC.actions] = actions
+    rows[:, SPEC.rewards] = -(actions - 0.5).square().sum(1, keepdim=True)
+    rows[:, SPEC.terminated] = 1
+    torch.set_default_dtype(torch.float32)
+    data = SharedRows(Transitions(SPEC, rows), device=CPU)
+    learner = StackedTD3BC(data, 2, TD3BCSettings(hidden=32, learning_rate=3e-3, updates_per_call=100), seed=0)
+    for _ in range(6):
+        learner.learn()
+    for policy in policies_of(learner.policy_weights()):
+        action = policy.mean_action(np.zeros(OBSERVATIONS, np.float32))
+        assert (action > 0.2).all()
+
+
+class TestSharedRows:
+    def test_observations_are_scaled_and_rewards_too(self):
+        data = transitions(300)
+        made = SharedRows(data, reward_scale=0.5, device=CPU)
+        seen = made.rows[:, SPEC.observations]
+        torch.testing.assert_close(seen.mean(0), torch.zeros(OBSERVATIONS, dtype=seen.dtype), atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen.std(0, correction=0), torch.ones_like(made.std), atol=2e-3, rtol=0)
+        expected = (data.rows[:, SPEC.next_observations] - made.mean) / made.std
+        torch.testing.assert_close(made.rows[:, SPEC.next_observations], expected)
+        torch.testing.assert_close(made.rows[:, SPEC.rewards], 0.5 * data.rows[:, SPEC.rewards])
+        torch.testing.assert_close(made.rows[:, SPEC.actions], data.rows[:, SPEC.actions])
+        assert len(made) == 300
+
+    def test_the_data_are_left_as_they_were(self):
+        data = transitions(50)
+        before = data.rows.clone()
+        SharedRows(data, reward_scale=2.0, device=CPU)
+        assert torch.equal(data.rows, before)
+
+    @pytest.mark.parametrize(("ratio", "real"), [(0.5, 8), (0.25, 4), (1.0, 16), (0.0, 0)])
+    def test_batches_are_mixed_exactly(self, ratio, real):
+        made = SharedRows(transitions(40), transitions(60, seed=1), real_ratio=ratio, device=CPU)
+        drawn = made.draw(3, 5, 16, rng=torch.Generator().manual_seed(0))
+        is_real = (drawn.unsqueeze(-2) == made.rows[:40]).all(-1).any(-1)
+        assert drawn.shape == (3, 5, 16, SPEC.dim)
+        assert is_real[..., :real].all()
+        assert not is_real[..., real:].any()
+
+    @pytest.mark.parametrize("synthetic", [False, True])
+    def test_one_kind_alone_fills_the_batches(self, synthetic):
+        data = transitions(30)
+        made = SharedRows(None, data, device=CPU) if synthetic else SharedRows(data, device=CPU)
+        drawn = made.draw(2, 500, rng=torch.Generator().manual_seed(0))
+        assert len(drawn.flatten(0, 1).unique(dim=0)) == 30
+
+    def test_constant_columns_stay_finite(self):
+        data = transitions(30)
+        data.rows[:, 0] = 7.0
+        assert torch.isfinite(SharedRows(data, device=CPU).rows).all()
+
+    def test_nothing_is_refused(self):
+        with pytest.raises(ValueError, match="rows: expected real or synthetic"):
+            SharedRows(None, None, device=CPU)
+
+    @pytest.mark.parametrize("ratio", [-0.1, 1.1, math.nan])
+    def test_a_ratio_that_is_none_is_refused(self, ratio):
+        with pytest.raises(ValueError, match="real_ratio"):
+            SharedRows(transitions(9), transitions(9), real_ratio=ratio, device=CPU)
