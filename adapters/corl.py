@@ -116,6 +116,11 @@ class ReplayBuffer:
         sizes = f"{len(self)} of {self._ring.capacity} real, {len(self._source.store) if self._source else 0} synthetic"
         return f"ReplayBuffer({sizes}, real_ratio={self._options.real_ratio}, device={str(self._ring.device)!r})"
 
+    @property
+    def synthetic(self) -> Transitions | None:
+        """The synthetic rows that are held, as they were generated; None before `upsample`."""
+        return Transitions(self._source.spec, self._source.store.rows) if self._source else None
+
     def load_d4rl_dataset(self, data: Mapping[str, Any]) -> None:
         """Take in a data set as `d4rl.qlearning_dataset` gives it, once, into an empty buffer.
 

@@ -93,7 +93,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         env=args.env,
         algo=args.algo,
         schedule=_without_none(schedule),
-        generator=dict(_setting(text) for text in args.set),
+        generator=dict(setting(text) for text in args.set),
         **{**defaults, **_without_none(given)},
     )
 
@@ -102,7 +102,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE on the command line, the value as Python reads it or else as text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"set: expected NAME=VALUE, got {text!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tasks import Task
 
@@ -123,7 +123,14 @@ class Settings:
         return config
 
 
-def is_done(path: Path, settings: Settings) -> bool:
+class HasSettings(Protocol):
+    """What a result can be of."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that the result depends on."""
+
+
+def is_done(path: Path, settings: HasSettings) -> bool:
     """Whether the result is there already; one of other settings is never overwritten."""
     if not path.exists():
         return False

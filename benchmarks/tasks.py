@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from synther_replay.seeding import derive_seed
 
 os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and a server has no display
 
+_MAZE = "maze2d-"
 # Target entropies of MBPO, which the REDQ code base took over; any other task has minus the number of actions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
@@ -76,9 +78,11 @@ class Environment(Protocol):
 
 
 def make_environment(name: str) -> Environment:
-    """Build a task of DeepMind Control (``domain-task``) or Gymnasium by its name."""
+    """Build a task of DeepMind Control (``domain-task``), Gymnasium or D4RL (``maze2d-size``) by its name."""
     if name in gym.registry:
-        return _Gymnasium(name)
+        return _Gymnasium(name, lambda: gym.make(name))
+    if name.startswith(_MAZE):
+        return _Gymnasium(name, lambda: _maze(name.removeprefix(_MAZE)))
     known = list(gym.registry)
     try:
         from dm_control import suite
@@ -96,10 +100,16 @@ def make_environment(name: str) -> Environment:
     raise ValueError(f"env: there is no task {name!r}, {hint}{missing}")
 
 
+def _maze(size: str) -> gym.Env[Any, Any]:
+    from maze2d import Maze2d  # needs MuJoCo, which other tasks do not
+
+    return Maze2d(size)
+
+
 class _Gymnasium:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, make: Callable[[], gym.Env[Any, Any]]) -> None:
         try:
-            self._env = gym.make(name)
+            self._env = make()
         except (gym.error.DependencyNotInstalled, ImportError) as error:
             raise ValueError(f"env: {name} needs more than is installed: {error}") from error
         observations, actions = self._env.observation_space, self._env.action_space

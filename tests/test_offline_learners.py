@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from learners.augment import AUGMENTATIONS
 from learners.iql import IQLSettings, StackedIQL
 from learners.rows import SharedRows
 from learners.td3bc import StackedTD3BC, TD3BCSettings
@@ -303,6 +304,28 @@ class TestSharedRows:
         made = SharedRows(None, data, device=CPU) if synthetic else SharedRows(data, device=CPU)
         drawn = made.draw(2, 500, rng=torch.Generator().manual_seed(0))
         assert len(drawn.flatten(0, 1).unique(dim=0)) == 30
+
+    @pytest.mark.parametrize("name", AUGMENTATIONS)
+    def test_augmentation_changes_states_as_the_paper_says_and_nothing_else(self, name):
+        plain, changed = (SharedRows(transitions(50), augmentation=a, device=CPU) for a in (None, AUGMENTATIONS[name]))
+        before, after = (made.draw(4, 100, rng=torch.Generator().manual_seed(0)) for made in (plain, changed))
+        same = [*range(SPEC.dim)[SPEC.actions], *range(SPEC.dim)[SPEC.rewards], *range(SPEC.dim)[SPEC.terminated]]
+        assert torch.equal(after[..., same], before[..., same])
+        (here, there), (was_here, was_there) = (
+            (rows[..., SPEC.observations], rows[..., SPEC.next_observations]) for rows in (after, before)
+        )
+        if name == "additive":
+            torch.testing.assert_close(here - was_here, there - was_there)
+            assert 0.095 < (here - was_here).std() < 0.105
+            return
+        if name == "dynamics":
+            assert torch.equal(here, was_here)
+            factor, low, high = (there - here) / (was_there - was_here), 0.5, 1.5
+        else:
+            factor, low, high = torch.cat((here / was_here, there / was_there), -1), 0.8, 1.2
+        torch.testing.assert_close(factor, factor[..., :1].expand_as(factor), rtol=1e-3, atol=1e-3)  # one per row
+        assert low < factor.min() < low + 0.05
+        assert high - 0.05 < factor.max() < high + 1e-3
 
     def test_constant_columns_stay_finite(self):
         data = transitions(30)

@@ -6,6 +6,7 @@ import torch
 from stacked import Layers
 from torch import Tensor
 
+from learners.augment import Augmentation
 from synther_replay import Transitions
 from synther_replay.acceleration import fused
 from synther_replay.mixing import check_real_ratio, split_batch
@@ -28,6 +29,7 @@ class SharedRows:
         synthetic: Synthetic ones; None where all are real.
         real_ratio: Share of real rows in a batch, where there are both.
         reward_scale: What rewards are multiplied with.
+        augmentation: Changes each batch, as the learner sees it.
         device: Where the rows live.
 
     Attributes:
@@ -42,6 +44,7 @@ class SharedRows:
         *,
         real_ratio: float = 0.5,
         reward_scale: float = 1.0,
+        augmentation: Augmentation | None = None,
         device: torch.device,
     ) -> None:
         """Copy and scale."""
@@ -49,7 +52,7 @@ class SharedRows:
         if not parts:
             raise ValueError("rows: expected real or synthetic transitions, got neither")
         check_real_ratio(real_ratio)
-        self.spec, self.device = parts[0].spec, device
+        self.spec, self.device, self.augmentation = parts[0].spec, device, augmentation
         self.rows = torch.cat([part.rows.to(device) for part in parts])
         self.real = 0 if real is None else len(real)
         self.real_ratio = real_ratio if len(parts) == 2 else float(self.real > 0)
@@ -70,7 +73,8 @@ class SharedRows:
         # float64: float32 has too few values to reach all of millions of rows evenly
         chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
         place = _places(chance, from_real, self.real, len(self))
-        return self.rows.index_select(0, place.view(-1)).view(*size, -1)
+        rows = self.rows.index_select(0, place.view(-1)).view(*size, -1)
+        return self.augmentation(rows, self.spec, rng) if self.augmentation else rows
 
     def for_raw_observations(self, policy: Layers) -> Layers:
         """The same policies for observations as the task gives them: scaling becomes part of the first layer."""

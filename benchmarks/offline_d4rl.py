@@ -1,0 +1,121 @@
+"""The offline benchmark: algorithms on real, synthetic and mixed rows of a data set, all seeds in one process.
+
+    python benchmarks/offline_d4rl.py --dataset walker2d-medium-replay-regen --algo td3bc iql --data real synther
+
+writes ``benchmarks/results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorithm and data; synthetic rows
+are generated once for all of them. Stopped by ``--time-limit`` or otherwise, the same command goes on where it was.
+Official data sets are found where D4RL keeps them, regenerated ones are made by make_datasets.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
+
+from learners.augment import AUGMENTATIONS
+from offline_data import DataSource
+from offline_run import run_to_file
+from offline_settings import ALGORITHMS, DATA, PRESETS, Cell
+from online_dmc import duration, setting
+from online_settings import is_done
+
+from synther_replay.checks import resolve_device, whole_number
+
+RESULTS = Path(__file__).parent / "results" / "offline"
+# What one can wait for.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {"preset": "paper", "seeds": 8, "steps": 1_000_000, "rows": 5_000_000},
+    "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000},
+}
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", required=True, help="such as walker2d-medium-replay-v2, or ...-regen")
+    parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
+    parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
+    parser.add_argument("--preset", choices=PRESETS, help="of the generator (paper on a GPU, tiny on a CPU)")
+    parser.add_argument("--rows", type=int, help="synthetic rows (5,000,000 on a GPU, 100,000 on a CPU)")
+    parser.add_argument("--real-ratio", type=float, help="share of real rows in a mixture (0.5)")
+    parser.add_argument("--subsample", type=float, help="share of the data set to keep (all)")
+    parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
+    parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
+    parser.add_argument("--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU)")
+    parser.add_argument("--first-seed", type=int, help="of networks, batches, subsample and generator (0)")
+    parser.add_argument("--episodes", type=int, help="per evaluation (10)")
+    parser.add_argument("--evaluate-every", type=int, help="updates between two evaluations (50,000)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
+    )
+    parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
+    parser.add_argument("--checkpoint-every", type=duration, default=300.0, help="seconds between saves on the way")
+    parser.add_argument("--workers", type=int, help="cores for evaluations (all)")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--folder", type=Path, help="where to look for data sets first")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+    try:
+        args.device = resolve_device(args.device)
+        args.cells = [cell_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
+        if args.workers is not None:
+            whole_number("workers", args.workers)
+    except (ValueError, TypeError) as error:
+        parser.error(str(error))
+    return args
+
+
+def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
+    """The run that the command line asks for; what it leaves out is chosen for the device."""
+    kind = args.device.type
+    if kind not in _DEFAULTS:
+        raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
+    names = ("preset", "rows", "real_ratio", "subsample", "augment", "seeds", "steps", "first_seed", "episodes")
+    given = {name: getattr(args, name) for name in (*names, "evaluate_every")}
+    values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
+    values["generator"] = dict(setting(text) for text in args.set)
+    if data == "real":
+        values |= {"preset": None, "generator": {}}
+    return Cell(args.dataset, algo, data, **values)
+
+
+def main() -> int:
+    """Command line."""
+    args = parse()
+    begun, source = time.monotonic(), DataSource(args.folder, args.device)
+    if args.device.type == "cpu":
+        warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
+    for cell in args.cells:
+        path = args.out / cell.dataset / f"{cell.name}.json"
+        left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
+        try:
+            if is_done(path, cell):
+                print(f"{path} is there already")
+                continue
+            if left is not None and left <= 0:
+                break
+            limits = {"time_limit": left, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
+            run = run_to_file(path, cell, source, **limits)
+        except (ValueError, FileNotFoundError, ImportError) as error:
+            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+            return 2
+        if not run.finished:
+            print(f"stopped at update {run.updates:,} of {cell.steps:,}; the same command goes on")
+            break
+        print(f"{path}: {run.result()['wall_seconds']['total']:.0f} s")
+        del run
+        gc.collect()  # captured graphs hold their memory
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

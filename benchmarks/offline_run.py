@@ -1,0 +1,211 @@
+"""One offline run: agents of all seeds learn from the same rows and are judged on the way; it can be continued."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import normalised_score
+from evaluation import Evaluator
+from offline_data import DataSource
+from offline_settings import Cell
+from reporting import origin, synchronise, write_json
+from tasks import agent_seed
+
+from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+
+KIND = "offline run"
+STRETCH = 5_000  # updates between two points where a run can be continued
+CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
+_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment")  # of a cell, at the top of its result
+_PRINT = partial(print, flush=True)
+
+
+def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> OfflineRun:
+    """Begin or continue the run whose result belongs at `path`, and write it if the end is reached.
+
+    Args:
+        path: The result; a run that is not finished is saved beside it.
+        cell: What to run.
+        source: Of the rows.
+        limits: See `OfflineRun.run`.
+
+    Returns:
+        The run; `finished` says whether the result is there.
+    """
+    if source.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # tensor cores
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
+    except OSError as error:
+        raise ValueError(f"out: expected a folder to write to, got {path.parent} ({error})") from error
+    run = OfflineRun(cell, source)
+    checkpoint = path.with_name(f".{path.stem}.checkpoint")
+    if run.run(checkpoint, **limits):
+        write_json(path, {**run.result(), **origin(source.device)})
+        checkpoint.unlink(missing_ok=True)
+    return run
+
+
+class OfflineRun:
+    """Learns and evaluates, in stretches between which it can be saved.
+
+    Args:
+        cell: What to run.
+        source: Of the rows.
+        report: Called with a line of progress.
+    """
+
+    def __init__(self, cell: Cell, source: DataSource, report: Callable[[str], None] = _PRINT) -> None:
+        """Get the rows, which may mean to fit a generator."""
+        self.cell, self.device, self.report = cell, source.device, report
+        self.updates = 0
+        self.curve: dict[int, list[float]] = {}
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._begun = time.monotonic()
+        with self._clock("data"):
+            self.rows, self.about = source.rows(cell)
+        with self._clock("start"):
+            self.learner = cell.learner(self.rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are made."""
+        return self.updates >= self.cell.steps
+
+    def run(
+        self,
+        checkpoint: Path,
+        *,
+        time_limit: float | None = None,
+        checkpoint_every: float = 300.0,
+        workers: int | None = None,
+    ) -> bool:
+        """Go on to the end or the time limit, whichever comes first.
+
+        Args:
+            checkpoint: Where the run is saved, and continued from if it was.
+            time_limit: Seconds after which to save and stop, counted from the beginning of this object.
+            checkpoint_every: Seconds between two saves on the way.
+            workers: Processes for evaluations; None as many as there are cores.
+
+        Returns:
+            Whether the end was reached.
+        """
+        begun = saved = self._begun
+        with self._clock("start"):
+            if checkpoint.exists():
+                self._load(checkpoint)
+            self.learner.prepare()
+        seeds = [agent_seed(self.cell.first_seed + agent) for agent in range(self.cell.seeds)]
+        processes = min(workers or os.cpu_count() or 1, len(seeds))
+        with Evaluator(self.cell.task, seeds, episodes=self.cell.episodes, workers=processes) as evaluator:
+            while not self.finished:
+                self._stretch(evaluator)
+                self._collect(evaluator)
+                now = time.monotonic()
+                out_of_time = time_limit is not None and now - begun > time_limit
+                if not self.finished and (out_of_time or now - saved > checkpoint_every):
+                    self._save(checkpoint, evaluator)
+                    saved = time.monotonic()
+                    if out_of_time:
+                        return False
+            self._collect(evaluator, wait=True)
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """What the run showed: returns and D4RL's scores of each evaluation, those of the last as `final`."""
+        cell = self.cell
+        curve = [self._point(step) for step in sorted(self.curve)]
+        return {
+            **{
+                key: getattr(cell, key)
+                for key in ("dataset", "algo", "data", "preset", "steps", "subsample", "augment")
+            },
+            "seeds": [cell.first_seed + agent for agent in range(cell.seeds)],
+            **self.about,
+            "task": cell.task,
+            "curve": curve,
+            "final": curve[-1]["scores"],
+            "wall_seconds": {name: round(spent, 2) for name, spent in self._wall_seconds().items()},
+            "settings": cell.to_json(),
+        }
+
+    def _stretch(self, evaluator: Evaluator) -> None:
+        """Updates up to the next point where the run can be continued or is judged, from the state before alone."""
+        cell = self.cell
+        ahead = min(STRETCH - self.updates % STRETCH, cell.evaluate_every - self.updates % cell.evaluate_every)
+        with self._clock("learner"):
+            self.learner.reseed(self.updates)
+            for _ in range(min(ahead, cell.steps - self.updates) // self.learner.hyper.updates_per_call):
+                self.learner.learn()
+                self.updates += self.learner.hyper.updates_per_call
+            synchronise(self.device)
+        if self.updates % cell.evaluate_every == 0 or self.finished:
+            with self._clock("evaluate"):
+                evaluator.submit(self.updates, self.learner.policy_weights())
+
+    def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
+        """Take over the evaluations that are ready, or wait for all, and report them."""
+        with self._clock("evaluate"):
+            steps = evaluator.collect(wait=wait)
+        total = time.monotonic() - self._begun
+        left = total / max(self.updates, 1) * (self.cell.steps - self.updates)
+        for step in steps:
+            self.curve[step] = evaluator.results[step]
+            scores = [score for score in self._point(step)["scores"] if score is not None]
+            shown = f"{np.mean(scores):.1f} +- {np.std(scores):.1f}" if scores else "of no seed, all failed"
+            where = f"{self.cell.dataset} {self.cell.name} update {step:,} of {self.cell.steps:,}"
+            self.report(f"{where}: score {shown}, {total:.0f} s so far, {left:.0f} s left")
+
+    def _point(self, step: int) -> dict[str, Any]:
+        """One evaluation; a policy that left the numbers has no return."""
+        returns = [round(value, 2) if np.isfinite(value) else None for value in self.curve[step]]
+        scores = [None if value is None else round(normalised_score(self.cell.dataset, value), 2) for value in returns]
+        return {"step": step, "returns": returns, "scores": scores}
+
+    def _save(self, path: Path, evaluator: Evaluator) -> None:
+        self._collect(evaluator, wait=True)
+        with self._clock("checkpoint"):
+            state = {
+                "settings": self.cell.to_json(),
+                "updates": self.updates,
+                "curve": {str(step): returns for step, returns in self.curve.items()},
+                "seconds": self._wall_seconds(),
+                "learner": self.learner.state_dict(),
+            }
+            save_checkpoint(path, KIND, state)
+        self.report(f"saved at update {self.updates:,}")
+
+    def _load(self, path: Path) -> None:
+        state = load_checkpoint(path, KIND)
+        if state["settings"] != self.cell.to_json():
+            raise ValueError(
+                f"{path} was made with other settings, {state['settings']}; remove it, or choose another --out"
+            )
+        self.updates = state["updates"]
+        self.curve = {int(step): returns for step, returns in state["curve"].items()}
+        for name in CLOCKS:
+            self.seconds[name] += state["seconds"].get(name, 0.0)
+        self._begun -= state["seconds"]["total"]
+        self.learner.load_state_dict(state["learner"])
+        self.report(f"continued at update {self.updates:,}")
+
+    def _wall_seconds(self) -> dict[str, float]:
+        return {"total": time.monotonic() - self._begun, **{name: self.seconds[name] for name in CLOCKS}}
+
+    @contextmanager
+    def _clock(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - begun

@@ -1,0 +1,156 @@
+"""What an offline run can be asked for: data, algorithm and the settings that its result depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from learners.augment import AUGMENTATIONS
+from learners.iql import IQLSettings, StackedIQL
+from learners.offline import OfflineLearner, OfflineSettings
+from learners.rows import SharedRows
+from learners.td3bc import StackedTD3BC, TD3BCSettings
+
+from synther_replay import GeneratorConfig
+from synther_replay.checks import whole_number
+from synther_replay.mixing import check_real_ratio
+
+ALGORITHMS = ("td3bc", "iql")
+DATA = ("real", "synther", "mixed")
+PRESETS = ("paper", "fast", "tiny")
+# Where a policy is judged, by the beginning of a data set's name. D4RL's own versions of these tasks need a simulator
+# that is no longer kept; these are their successors.
+_TASKS = {
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "maze2d-umaze": "maze2d-umaze",
+    "maze2d-medium": "maze2d-medium",
+    "maze2d-large": "maze2d-large",
+}
+# Where CORL has IQL depart from its usual settings; "reward_range": rewards are divided by the range of returns and
+# multiplied by 1,000.
+_SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
+_IQL: dict[str, dict[str, Any]] = {
+    "hopper-medium": _SMOOTH,
+    "hopper-medium-replay": _SMOOTH,
+    "hopper-medium-expert": {"beta": 6.0, "expectile": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: everything its result depends on.
+
+    Attributes:
+        dataset: Name, as `datasets.load` knows it.
+        algo: One of `ALGORITHMS`.
+        data: What is learnt from: the real rows, only synthetic ones, or a mixture.
+        seeds: Number of agents, which learn from the same rows.
+        steps: Critic updates of each.
+        preset: Of the generator; None where all is real.
+        rows: Synthetic rows.
+        real_ratio: Share of real rows in a mixture.
+        subsample: Share of the data set that is there at all; None: all of it.
+        augment: One of `AUGMENTATIONS`, or None.
+        first_seed: Of networks, batches, subsample and generator; agents are judged with this seed and the following.
+        episodes: Per evaluation.
+        evaluate_every: Updates between two evaluations.
+        generator: Settings of the generator, as far as they differ from the preset's.
+    """
+
+    dataset: str
+    algo: str
+    data: str
+    seeds: int = 8
+    steps: int = 1_000_000
+    preset: str | None = None
+    rows: int = 5_000_000
+    real_ratio: float = 0.5
+    subsample: float | None = None
+    augment: str | None = None
+    first_seed: int = 0
+    episodes: int = 10
+    evaluate_every: int = 50_000
+    generator: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, by name and value."""
+        for name, known in (("algo", ALGORITHMS), ("data", DATA)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("seeds", "steps", "rows", "episodes", "evaluate_every"):
+            whole_number(name, getattr(self, name))
+        whole_number("first_seed", self.first_seed, least=0)
+        check_real_ratio(self.real_ratio)
+        if self.subsample is not None and not 0 < self.subsample <= 1:
+            raise ValueError(f"subsample: expected a number above 0 and at most 1, got {self.subsample!r}")
+        if self.augment is not None and self.augment not in AUGMENTATIONS:
+            raise ValueError(f"augment: expected one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.synthetic:
+            if self.preset not in PRESETS:
+                raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
+            self.generator_config()
+        elif self.preset or self.generator:
+            raise ValueError(f"data: {self.data} has no generator, so it takes no preset or settings of one")
+        per_call = self._settings().updates_per_call
+        for name in ("steps", "evaluate_every"):
+            if getattr(self, name) % per_call:
+                raise ValueError(f"{name}: expected a multiple of {per_call}, got {getattr(self, name)}")
+        _ = self.task
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether there are synthetic rows."""
+        return self.data != "real"
+
+    @property
+    def name(self) -> str:
+        """Algorithm and data, as files are named."""
+        share = None if self.subsample is None else f"{100 * self.subsample:g}pct"
+        return "-".join(part for part in (self.algo, self.data, share, self.augment) if part)
+
+    @property
+    def task(self) -> str:
+        """Where policies are judged."""
+        for beginning, task in _TASKS.items():
+            if self.dataset.startswith(f"{beginning}-"):
+                return task
+        raise ValueError(f"dataset: expected one of {', '.join(_TASKS)}, got {self.dataset!r}")
+
+    @property
+    def scales_rewards(self) -> bool:
+        """Whether rewards count relative to the range of returns."""
+        return bool(self._departures().get("reward_range"))
+
+    def generator_config(self) -> GeneratorConfig:
+        """The preset's, with what is changed."""
+        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**self.generator)
+        return config
+
+    def learner(self, rows: SharedRows) -> OfflineLearner:
+        """The agents, before they have learnt anything."""
+        settings = self._settings()
+        if isinstance(settings, IQLSettings):
+            return StackedIQL(rows, self.seeds, settings, seed=self.first_seed)
+        assert isinstance(settings, TD3BCSettings)
+        return StackedTD3BC(rows, self.seeds, settings, seed=self.first_seed)
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as they come back from a file, with those of generator and algorithm in this release."""
+        values = asdict(self)
+        if self.synthetic:
+            values["generator"] = self.generator_config().to_json()
+        values["algorithm"] = asdict(self._settings())
+        as_read: dict[str, Any] = json.loads(json.dumps(values))
+        return as_read
+
+    def _departures(self) -> dict[str, Any]:
+        if self.algo != "iql":
+            return {}
+        return _IQL.get(self.dataset.rpartition("-")[0], {})  # without its version, or "regen"
+
+    def _settings(self) -> OfflineSettings:
+        changes = {name: value for name, value in self._departures().items() if name != "reward_range"}
+        return IQLSettings(steps=self.steps, **changes) if self.algo == "iql" else TD3BCSettings()
