@@ -4,7 +4,8 @@
 
 writes ``benchmarks/results/online/Hopper-v5/sb3-sac.json``, to be held against ``sac.json`` beside it. Each seed has
 a process of its own on one CPU core. Two things differ from ours by design: SB3's actor learns by the smaller of two
-critics, ours by their mean as in the REDQ code base, and the initial weights have other scales.
+critics, ours by their mean as in the REDQ code base, and the initial weights have other scales. ``--policy-by mean``
+takes the first difference away (``sb3-sac-mean.json``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 
@@ -62,7 +64,16 @@ class Evaluations(BaseCallback):
         return True
 
 
-def run(task: Task, seed: int, *, steps: int, every: int, episodes: int, random_steps: int) -> dict[int, float]:
+def _mean_for_the_actor(_: torch.nn.Module, asked: tuple[Any, ...], values: tuple[torch.Tensor, ...]) -> Any:
+    """What critics say: where the actor asks, which is where actions have a gradient, each says the mean of all."""
+    if not asked[1].requires_grad:
+        return values
+    return (torch.stack(values).mean(0),) * len(values)
+
+
+def run(
+    task: Task, seed: int, *, steps: int, every: int, episodes: int, random_steps: int, policy_by: str = "smaller"
+) -> dict[int, float]:
     """Train one agent; returns by step."""
     torch.set_num_threads(1)
     model = SAC(
@@ -74,6 +85,8 @@ def run(task: Task, seed: int, *, steps: int, every: int, episodes: int, random_
         seed=seed,
         device="cpu",
     )
+    if policy_by == "mean":
+        model.critic.register_forward_hook(_mean_for_the_actor)
     evaluations = Evaluations(task.name, every, episodes, agent_seed(seed))
     model.learn(steps, callback=evaluations)
     return evaluations.returns
@@ -88,19 +101,21 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5_000, help="environment steps between evaluations")
     parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
     parser.add_argument("--random-steps", type=int, default=5_000)
+    parser.add_argument("--policy-by", default="smaller", choices=("smaller", "mean"), help="which value of critics")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     task, begun = Task.named(args.env), time.monotonic()
     if task.suite != "gym":
         parser.error(f"--env: expected a task of Gymnasium, got {args.env!r}")
-    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps")}
+    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps", "policy_by")}
     with ProcessPoolExecutor(min(args.seeds, os.cpu_count() or 1), mp_context=worker_context()) as pool:
         runs = [future.result() for future in [pool.submit(run, task, seed, **sizes) for seed in range(args.seeds)]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
     seeds = list(range(args.seeds))
-    result = {"env": args.env, "algo": "sb3-sac", "preset": None, "seeds": seeds, "utd": 1, "steps": args.steps}
+    name = "sb3-sac" if args.policy_by == "smaller" else f"sb3-sac-{args.policy_by}"
+    result = {"env": args.env, "algo": name, "preset": None, "seeds": seeds, "utd": 1, "steps": args.steps}
     wall = {"total": round(time.monotonic() - begun, 2)}
-    path = args.out / args.env / "sb3-sac.json"
+    path = args.out / args.env / f"{name}.json"
     write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(torch.device("cpu"))})
     for point in curve:
         print(f"{args.env} step {point['step']:,}: {np.mean(point['returns']):.1f} +- {np.std(point['returns']):.1f}")

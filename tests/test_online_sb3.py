@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import SAC
@@ -29,3 +30,22 @@ def test_a_run_is_evaluated_every_so_many_steps():
     assert list(returns) == [20, 40, 60]
     assert returns[20] == returns[40] != returns[60]  # nothing is learnt before the random steps are over
     assert json.dumps(returns)
+
+
+def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
+    asked = []
+    genuine = online_sb3._mean_for_the_actor
+
+    def hook(critic, inputs, values):
+        said = genuine(critic, inputs, values)
+        asked.append((inputs[1].requires_grad, torch.equal(*said), torch.equal(*values)))
+        if inputs[1].requires_grad:
+            torch.testing.assert_close(said[0], (values[0] + values[1]) / 2)
+        return said
+
+    monkeypatch.setattr(online_sb3, "_mean_for_the_actor", hook)
+    task = Task.named("Pendulum-v1")
+    online_sb3.run(task, 0, steps=53, every=53, episodes=1, random_steps=50, policy_by="mean")
+    assert asked  # for the critics' own loss as they are, for the actor's the same from both
+    assert {call for call in asked if call[0]} == {(True, True, False)}
+    assert {call for call in asked if not call[0]} == {(False, False, False)}
