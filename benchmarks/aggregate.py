@@ -91,6 +91,13 @@ def iqm_estimate(scores: Sequence[np.ndarray], *, repeats: int = REPEATS, seed: 
     return _estimate(value, interquartile_mean(np.concatenate(drawn, axis=-1)))
 
 
+def mean_estimate(scores: Sequence[np.ndarray], *, repeats: int = REPEATS, seed: int = 0) -> Estimate:
+    """Mean over tasks of the means over their seeds."""
+    _check(scores)
+    drawn = _resample(scores, repeats, np.random.default_rng(seed))
+    return _estimate(np.mean([own.mean() for own in scores]), np.mean([own.mean(-1) for own in drawn], axis=0))
+
+
 def improvement_estimate(
     ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], *, repeats: int = REPEATS, seed: int = 0
 ) -> Estimate:

@@ -1,0 +1,204 @@
+"""Tables and figures of the offline benchmark, from its result files.
+
+    python benchmarks/plot_offline.py --results benchmarks/results/offline
+
+reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
+were reduced to, and `table.md`, which is printed too. What is missing leaves its place empty; what is damaged stops the
+program. Scores are D4RL's, of the last evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from aggregate import COVERAGE, Estimate, mean_estimate
+from reporting import markdown_table
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # after the choice of the backend
+
+# What agents learnt from, in the order of columns, with the colours of Okabe and Ito.
+VARIANTS = {
+    "real": "#000000",
+    "additive": "#56B4E9",
+    "multiplicative": "#E69F00",
+    "dynamics": "#009E73",
+    "mixed": "#CC79A7",
+    "synther": "#0072B2",
+}
+KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "origin", "final", "wall_seconds")
+KEYS += ("machine", "versions", "command", "commit")  # where a number comes from, without which it is not published
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result file.
+
+    Attributes:
+        dataset: Name of the data set.
+        algo: The algorithm.
+        variant: What was learnt from, one of `VARIANTS`.
+        share: Of the data set that was there, in per cent; None for all of it.
+        regenerated: Whether we made the data set ourselves.
+        scores: Of the seeds, ``(seeds,)``; a failed one has 0, as a random policy would.
+        failed: How many of them failed.
+        minutes: Wall-clock time.
+    """
+
+    dataset: str
+    algo: str
+    variant: str
+    share: float | None
+    regenerated: bool
+    scores: np.ndarray
+    failed: int
+    minutes: float
+
+
+def read_result(path: Path) -> Result:
+    """Read and check one result file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got a damaged file: {error}") from error
+    missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise ValueError(f"{path}: expected the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
+    variant = content["augment"] or content["data"]
+    scores = np.array(content["final"], dtype=float)
+    if variant not in VARIANTS or scores.shape != (len(content["seeds"]),) or not len(scores):
+        raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)} and a final score for each seed")
+    if content["dataset"] != path.parent.name:  # a file that was copied would be shown as something it is not
+        raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
+    share = None if content["subsample"] is None else 100 * content["subsample"]
+    return Result(
+        content["dataset"],
+        content["algo"],
+        variant,
+        share,
+        content["origin"] == "regenerated",
+        np.nan_to_num(scores, nan=0.0),
+        int(np.isnan(scores).sum()),
+        content["wall_seconds"]["total"] / 60,
+    )
+
+
+def read_results(folder: Path) -> list[Result]:
+    """All result files of a folder."""
+    results = [read_result(path) for path in sorted(folder.glob("*/*.json"))]
+    if not results:
+        raise ValueError(f"{folder}: expected result files such as hopper-medium-regen/td3bc-real.json, found none")
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """Scores of each algorithm by data set and by what was learnt from, with the mean over data sets that all have."""
+    blocks = []
+    for share in _shares(results):
+        for algo in sorted({result.algo for result in results}):
+            cells = {(r.dataset, r.variant): r for r in results if (r.algo, r.share) == (algo, share)}
+            if cells:
+                blocks.append(_block(algo, share, cells))
+    return "\n\n".join([_legend(results), *blocks]) + "\n"
+
+
+def _block(algo: str, share: float | None, cells: Mapping[tuple[str, str], Result]) -> str:
+    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
+    variants = [variant for variant in VARIANTS if any(variant == other for _, other in cells)]
+    rows: list[list[Any]] = [
+        [dataset, *(_cell(cells.get((dataset, variant))) for variant in variants)] for dataset in datasets
+    ]
+    common = [dataset for dataset in datasets if all((dataset, variant) in cells for variant in variants)]
+    if common:
+        means = [mean_estimate([cells[dataset, variant].scores for dataset in common]) for variant in variants]
+        rows.append([f"mean of {len(common)}", *map(_interval, means)])
+    of_what = "" if share is None else f", {share:g} % of each data set"
+    return markdown_table((f"{algo}{of_what}", *variants), rows)
+
+
+def _cell(result: Result | None) -> str | None:
+    if result is None:
+        return None
+    spread = np.std(result.scores, ddof=1) if len(result.scores) > 1 else 0.0
+    failed = f", {result.failed} failed" if result.failed else ""
+    return f"{result.scores.mean():.1f} +- {spread:.1f} ({len(result.scores)} seeds{failed})"
+
+
+def _interval(mean: Estimate) -> str:
+    return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
+
+
+def _legend(results: Sequence[Result]) -> str:
+    regenerated = sorted({result.dataset for result in results if result.regenerated})
+    official = sorted({result.dataset for result in results if not result.regenerated})
+    parts = [
+        "D4RL-normalised scores of the last evaluation: mean and standard deviation over seeds, of which a failed one "
+        "counts as 0.",
+        f"Brackets: {COVERAGE} % bootstrap interval of the mean over data sets, seeds drawn within each.",
+    ]
+    if regenerated:
+        parts.append(f"Regenerated by us, not D4RL's own files: {', '.join(regenerated)}.")
+    if official:
+        parts.append(f"D4RL's own files: {', '.join(official)}.")
+    return " ".join(parts)
+
+
+def draw(results: Sequence[Result], share: float | None) -> Any:
+    """Bars by data set and by what was learnt from, a panel for each algorithm."""
+    shown = [result for result in results if result.share == share]
+    algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
+    variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
+    size = (max(4.0, 1.1 * len(datasets) + 2), 2.8 * len(algos))
+    figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, layout="constrained")
+    for panel, algo in zip(panels[:, 0], algos, strict=True):
+        for k, variant in enumerate(variants):
+            cells = {r.dataset: r.scores for r in shown if (r.algo, r.variant) == (algo, variant)}
+            places = [datasets.index(name) + (k - (len(variants) - 1) / 2) * 0.8 / len(variants) for name in cells]
+            means = [mean_estimate([scores]) for scores in cells.values()]
+            errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
+            panel.bar(places, [m.value for m in means], 0.8 / len(variants), color=VARIANTS[variant], label=variant)
+            panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
+        panel.set_xticks(range(len(datasets)), [name.replace("-", "\n", 1) for name in datasets], fontsize=8)
+        panel.set_ylabel("D4RL score")
+        panel.set_title(algo)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].legend(frameon=False, fontsize=8, ncols=len(variants))
+    return figure
+
+
+def _shares(results: Sequence[Result]) -> list[float | None]:
+    """All data first, then by falling share."""
+    found = {result.share for result in results}
+    return [*([None] if None in found else []), *sorted((s for s in found if s is not None), reverse=True)]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "offline")
+    parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
+    args = parser.parse_args()
+    try:
+        results = read_results(args.results)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    out = args.out or args.results
+    out.mkdir(parents=True, exist_ok=True)
+    text = table(results)
+    (out / "table.md").write_text(text)
+    print(text)
+    for share in _shares(results):
+        figure = draw(results, share)
+        figure.savefig(out / ("offline.png" if share is None else f"offline-{share:g}pct.png"), dpi=150)
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
