@@ -12,6 +12,7 @@ from stacked import Layers
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "policies"
+_LOG_STD = (-20.0, 2.0)  # bounds that the learner has, too; a test holds the two together
 
 
 class Policy(NamedTuple):
@@ -25,10 +26,24 @@ class Policy(NamedTuple):
 
     def mean_action(self, observation: np.ndarray) -> np.ndarray:
         """The deterministic action, ``(A,)``."""
+        out = self._outputs(observation)
+        action: np.ndarray = np.tanh(out[: len(out) // 2])
+        return action
+
+    def sampled_action(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """The action of training, ``(A,)``, drawn by standard normal `noise` of as many numbers."""
+        out = self._outputs(observation)
+        actions = len(noise)
+        action: np.ndarray = np.tanh(out[:actions] + np.exp(out[actions:].clip(*_LOG_STD)) * noise)
+        return action
+
+    def _outputs(self, observation: np.ndarray) -> np.ndarray:
+        """Means and logarithms of deviations, ``(2A,)``."""
         inputs = len(observation)
         h1 = np.maximum(observation @ self.w1[:inputs] + self.w1[inputs], 0)
         h2 = np.maximum(h1 @ self.w2 + self.b2[0], 0)
-        return np.tanh(np.split(h2 @ self.w3 + self.b3[0], 2)[0])
+        out: np.ndarray = h2 @ self.w3 + self.b3[0]
+        return out
 
 
 def policies_of(weights: Layers) -> list[Policy]:
