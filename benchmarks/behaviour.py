@@ -195,7 +195,8 @@ class Run:
         policies = load_policies(self._file(step))
         if self.agent >= len(policies):
             raise ValueError(f"agent: {self._file(step)} has the policies of {len(policies)} agents, got {self.agent}")
-        layers = Layers(*(torch.from_numpy(part).unsqueeze(0) for part in policies[self.agent]))
+        chosen = policies[self.agent].layers
+        layers = Layers({name: torch.from_numpy(part).unsqueeze(0) for name, part in chosen.items()})
         path = folder / f"{self.algorithm}-{self.seed}-{step}.safetensors"
         save_policies(path, layers)
         returns = drawn_returns(self.task, load_policies(path)[0], episodes)

@@ -274,9 +274,9 @@ def _edge(size: int) -> int:
 
 
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
-    """Whether the kernels can be used: tiles without ragged edges, on a GPU that has room for them."""
+    """Whether the kernels can be used: two hidden layers, tiles without ragged edges, and a GPU with room for them."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
-    tiled = power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
+    tiled = shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
     # More than any of the kernels asks for: up to three strips of both weights, and a tile of inputs.
     columns = _edge(shape.padded_inputs)
     room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +14,16 @@ KIND = "policies"
 _LOG_STD = (-20.0, 2.0)  # bounds that the learner has, too; a test holds the two together
 
 
-class Policy(NamedTuple):
-    """One agent's policy network in NumPy; the bias of the first layer is the row of `w1` after the inputs."""
+class Policy:
+    """One agent's policy network in NumPy.
 
-    w1: np.ndarray
-    w2: np.ndarray
-    w3: np.ndarray
-    b2: np.ndarray
-    b3: np.ndarray
+    Args:
+        layers: Named as those of `MlpShape`; the bias of the first is the row of `w1` after the inputs.
+    """
+
+    def __init__(self, **layers: np.ndarray) -> None:
+        """Keep the arrays."""
+        self.layers = layers
 
     def mean_action(self, observation: np.ndarray) -> np.ndarray:
         """The deterministic action, ``(A,)``."""
@@ -39,23 +40,24 @@ class Policy(NamedTuple):
 
     def _outputs(self, observation: np.ndarray) -> np.ndarray:
         """Means and logarithms of deviations, ``(2A,)``."""
-        inputs = len(observation)
-        h1 = np.maximum(observation @ self.w1[:inputs] + self.w1[inputs], 0)
-        h2 = np.maximum(h1 @ self.w2 + self.b2[0], 0)
-        out: np.ndarray = h2 @ self.w3 + self.b3[0]
+        layers, inputs, last = self.layers, len(observation), (len(self.layers) + 1) // 2
+        hidden = np.maximum(observation @ layers["w1"][:inputs] + layers["w1"][inputs], 0)
+        for k in range(2, last):
+            hidden = np.maximum(hidden @ layers[f"w{k}"] + layers[f"b{k}"][0], 0)
+        out: np.ndarray = hidden @ layers[f"w{last}"] + layers[f"b{last}"][0]
         return out
 
 
 def policies_of(weights: Layers) -> list[Policy]:
     """One policy per agent from stacked weights on the CPU."""
-    arrays = [np.ascontiguousarray(part.numpy()) for part in weights]
-    return [Policy(*(part[agent] for part in arrays)) for agent in range(len(arrays[0]))]
+    arrays = {name: np.ascontiguousarray(part.numpy()) for name, part in weights.items()}
+    return [Policy(**{name: part[agent] for name, part in arrays.items()}) for agent in range(len(arrays["w1"]))]
 
 
 def save_policies(path: Path, weights: Layers) -> None:
     """Write the policies of all agents to one file, in half precision."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(path, KIND, {name: part.half() for name, part in weights._asdict().items()})
+    save_checkpoint(path, KIND, {name: part.half() for name, part in weights.items()})
 
 
 def load_policies(path: Path) -> list[Policy]:
@@ -65,4 +67,4 @@ def load_policies(path: Path) -> list[Policy]:
         CheckpointError: The file is damaged or holds something else.
     """
     state = load_checkpoint(path, KIND)
-    return policies_of(Layers(**{name: part.to(torch.float32) for name, part in state.items()}))
+    return policies_of(Layers({name: part.to(torch.float32) for name, part in state.items()}))

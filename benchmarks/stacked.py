@@ -1,7 +1,7 @@
 """Multi-layer perceptrons of many learners side by side, with their gradients written out, and Adam.
 
     h1 = relu(x @ w1)              the bias is the row of w1 that meets the column of ones in x
-    h2 = relu(h1 @ w2 + b2)
+    h2 = relu(h1 @ w2 + b2)        and so on for further hidden layers
     y  = h2 @ w3 + b3
 
 All parameters of a network lie in one row of a matrix ``(S, P)``, so that Adam and target networks are one operation
@@ -31,11 +31,12 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class MlpShape:
-    """Sizes of one network with two hidden layers."""
+    """Sizes of one network."""
 
     inputs: int
     outputs: int
     hidden: int = 256
+    hidden_layers: int = 2
 
     @property
     def padded_inputs(self) -> int:
@@ -44,12 +45,13 @@ class MlpShape:
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Shape of each entry of `Layers` for one network."""
+        last, hidden = self.hidden_layers + 1, range(2, self.hidden_layers + 1)
         return {
             "w1": (self.padded_inputs, self.hidden),
-            "w2": (self.hidden, self.hidden),
-            "w3": (self.hidden, self.outputs),
-            "b2": (1, self.hidden),
-            "b3": (1, self.outputs),
+            **{f"w{k}": (self.hidden, self.hidden) for k in hidden},
+            f"w{last}": (self.hidden, self.outputs),
+            **{f"b{k}": (1, self.hidden) for k in hidden},
+            f"b{last}": (1, self.outputs),
         }
 
     def starts(self) -> dict[str, int]:
@@ -63,48 +65,46 @@ class MlpShape:
         return _aligned(sum(math.prod(size) for size in self.sizes().values()))
 
 
-class Layers(NamedTuple):
-    """Views of a parameter matrix ``(S, P)``, or of a gradient of the same layout; shapes in `MlpShape.sizes`."""
-
-    w1: Tensor
-    w2: Tensor
-    w3: Tensor
-    b2: Tensor
-    b3: Tensor
+class Layers(dict[str, Tensor]):
+    """Views of a parameter matrix ``(S, P)``, or of a gradient of the same layout, by the names of `MlpShape.sizes`."""
 
     @classmethod
     def of(cls, flat: Tensor, shape: MlpShape) -> Layers:
         """Cut the matrix into views ``(S, *size)``."""
         starts = shape.starts()
-        views = {
-            name: flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size)
+        return cls(
+            (name, flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size))
             for name, size in shape.sizes().items()
-        }
-        return cls(**views)
+        )
+
+    @property
+    def last(self) -> int:
+        """Number of the layer that puts out."""
+        return (len(self) + 1) // 2
 
 
 class Kept(NamedTuple):
-    """What `forward` keeps for `backward`."""
+    """What `forward` keeps for `backward`: inputs, and each hidden layer."""
 
     x: Tensor
-    h1: Tensor
-    h2: Tensor
+    hidden: tuple[Tensor, ...]
 
     def first(self, count: int) -> Kept:
         """Those of the first networks only."""
-        return Kept(*(part[:count] for part in self))
+        return Kept(self.x[:count], tuple(part[:count] for part in self.hidden))
 
     def first_rows(self, count: int) -> Kept:
         """Those of the first rows of the batch only."""
-        return Kept(*(part[:, :count] for part in self))
+        return Kept(self.x[:, :count], tuple(part[:, :count] for part in self.hidden))
 
 
 def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
     """Weights as in the REDQ code base: Xavier uniform, biases of zero; ``(S, P)`` on the CPU."""
     flat = torch.zeros(stack, shape.parameters)
     layers = Layers.of(flat, shape)
-    for weight, inputs in ((layers.w1[:, : shape.inputs], shape.inputs), *((w, shape.hidden) for w in layers[1:3])):
-        bound = math.sqrt(6 / (inputs + weight.shape[2]))
+    for k in range(1, layers.last + 1):
+        weight = layers["w1"][:, : shape.inputs] if k == 1 else layers[f"w{k}"]
+        bound = math.sqrt(6 / (weight.shape[1] + weight.shape[2]))
         weight.uniform_(-bound, bound, generator=rng)
     return flat
 
@@ -114,9 +114,9 @@ def initialise_as_torch(shape: MlpShape, stack: int, rng: torch.Generator) -> Te
     flat = torch.zeros(stack, shape.parameters)
     layers = Layers.of(flat, shape)
     of_inputs, of_hidden = 1 / math.sqrt(shape.inputs), 1 / math.sqrt(shape.hidden)
-    layers.w1[:, : shape.inputs + 1].uniform_(-of_inputs, of_inputs, generator=rng)
-    for part in layers[1:]:
-        part.uniform_(-of_hidden, of_hidden, generator=rng)
+    layers["w1"][:, : shape.inputs + 1].uniform_(-of_inputs, of_inputs, generator=rng)
+    for name in list(layers)[1:]:
+        layers[name].uniform_(-of_hidden, of_hidden, generator=rng)
     return flat
 
 
@@ -137,40 +137,42 @@ def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
 
 
 @fused
-def _outer_through_relu(d_y: Tensor, w3: Tensor, h2: Tensor) -> Tensor:
-    return torch.where(h2 > 0, d_y * w3.mT, 0.0)
+def _outer_through_relu(d: Tensor, weight: Tensor, below: Tensor) -> Tensor:
+    return torch.where(below > 0, d * weight.mT, 0.0)
 
 
 def forward(w: Layers, x: Tensor) -> tuple[Tensor, Kept]:
     """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
-    h1 = torch.bmm(x, w.w1).relu_()
-    h2 = _biased_relu(torch.bmm(h1, w.w2), w.b2)
-    return torch.baddbmm(w.b3, h2, w.w3), Kept(x, h1, h2)
+    hidden = [torch.bmm(x, w["w1"]).relu_()]
+    for k in range(2, w.last):
+        hidden.append(_biased_relu(torch.bmm(hidden[-1], w[f"w{k}"]), w[f"b{k}"]))
+    return torch.baddbmm(w[f"b{w.last}"], hidden[-1], w[f"w{w.last}"]), Kept(x, tuple(hidden))
 
 
 def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
     """Write the gradient of all parameters, given that of the outputs ``(S, B, outputs)``."""
-    torch.bmm(kept.h2.mT, d_y, out=gradient.w3)
-    torch.sum(d_y, 1, keepdim=True, out=gradient.b3)
-    d_h2 = _into_h2(w, kept, d_y)
-    torch.bmm(kept.h1.mT, d_h2, out=gradient.w2)
-    torch.sum(d_h2, 1, keepdim=True, out=gradient.b2)
-    torch.bmm(kept.x.mT, _into_h1(w, kept, d_h2), out=gradient.w1)
+    d = d_y
+    for k in range(w.last, 1, -1):
+        below = kept.hidden[k - 2]
+        torch.bmm(below.mT, d, out=gradient[f"w{k}"])
+        torch.sum(d, 1, keepdim=True, out=gradient[f"b{k}"])
+        d = _back_through(w[f"w{k}"], below, d)
+    torch.bmm(kept.x.mT, d, out=gradient["w1"])
 
 
 def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
     """The gradient of the inputs, ``(S, B, padded_inputs)``; the parameters are taken as fixed."""
-    return torch.bmm(_into_h1(w, kept, _into_h2(w, kept, d_y)), w.w1.mT)
+    d = d_y
+    for k in range(w.last, 1, -1):
+        d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
+    return torch.bmm(d, w["w1"].mT)
 
 
-def _into_h2(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
-    if d_y.shape[-1] == 1:
-        return _outer_through_relu(d_y, w.w3, kept.h2)
-    return torch.ops.aten.threshold_backward(torch.bmm(d_y, w.w3.mT), kept.h2, 0)
-
-
-def _into_h1(w: Layers, kept: Kept, d_h2: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(torch.bmm(d_h2, w.w2.mT), kept.h1, 0)
+def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:
+    """Gradient before the hidden layer `below`, given that after the product of it with `weight`."""
+    if d.shape[-1] == 1:
+        return _outer_through_relu(d, weight, below)
+    return torch.ops.aten.threshold_backward(torch.bmm(d, weight.mT), below, 0)
 
 
 class Adam:

@@ -61,9 +61,9 @@ def test_policies_come_back_from_a_file_in_half_precision(tmp_path):
     weights = learner_of(2).policy_weights()
     save_policies(tmp_path / "new" / "p.safetensors", weights)
     for written, read in zip(policies_of(weights), load_policies(tmp_path / "new" / "p.safetensors"), strict=True):
-        for one, other in zip(written, read, strict=True):
-            assert other.dtype == np.float32
-            np.testing.assert_array_equal(other, one.astype(np.float16))
+        for name, one in written.layers.items():
+            assert read.layers[name].dtype == np.float32
+            np.testing.assert_array_equal(read.layers[name], one.astype(np.float16))
 
 
 def test_a_file_of_something_else_is_no_policy(tmp_path):
@@ -111,7 +111,7 @@ class TestMeanReturn:
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_a_policy_that_left_the_numbers_has_none(self, bad):
         policy = constant_policy(0.0)
-        policy.w1[:] = bad
+        policy.layers["w1"][:] = bad
         assert math.isnan(mean_return(PENDULUM, policy, 0, 1))
 
     @pytest.mark.parametrize("field", ["reward", "observation"])
@@ -173,7 +173,7 @@ class TestEvaluator:
         assert [call[1:2] + call[3:] for call in pool.calls] == [(PENDULUM, 50, 3), (PENDULUM, 51, 3)]
         for call, policy in zip(pool.calls, policies_of(weights), strict=True):
             assert call[0] is mean_return
-            assert np.array_equal(call[2].w2, policy.w2)
+            assert np.array_equal(call[2].layers["w2"], policy.layers["w2"])
 
     def test_what_went_wrong_there_is_raised_here(self):
         evaluator, pool = self.make(agents=1)

@@ -65,12 +65,12 @@ class PlainAgent:
             nn.Linear(HIDDEN, shape.outputs),
         )  # fmt: skip
         with torch.no_grad():
-            net[0].weight.copy_(w.w1[0, : shape.inputs].T)
-            net[0].bias.copy_(w.w1[0, shape.inputs])
-            net[2].weight.copy_(w.w2[0].T)
-            net[2].bias.copy_(w.b2[0, 0])
-            net[4].weight.copy_(w.w3[0].T)
-            net[4].bias.copy_(w.b3[0, 0])
+            net[0].weight.copy_(w["w1"][0, : shape.inputs].T)
+            net[0].bias.copy_(w["w1"][0, shape.inputs])
+            net[2].weight.copy_(w["w2"][0].T)
+            net[2].bias.copy_(w["b2"][0, 0])
+            net[4].weight.copy_(w["w3"][0].T)
+            net[4].bias.copy_(w["b3"][0, 0])
         return net
 
     def act(self, observations, noise):
@@ -164,7 +164,7 @@ def test_an_agent_does_not_depend_on_its_neighbours_rows():
 
 def test_large_pre_activations_give_finite_log_probabilities():
     learner = stacked()
-    Layers.of(learner.policy.parameters, learner.policy_shape).b3[..., :ACTIONS] = 40.0
+    Layers.of(learner.policy.parameters, learner.policy_shape)["b3"][..., :ACTIONS] = 40.0
     learner.update(random_rows(1, UPDATES, BATCH), *randomness(1, 2))
     for tensor in learner.state_dict().values():
         assert torch.isfinite(tensor).all()
@@ -174,9 +174,9 @@ def test_initial_weights_are_xavier_and_padding_is_zero():
     shape = MlpShape(inputs=5, outputs=3, hidden=64)
     layers = Layers.of(initialise(shape, 4, torch.Generator().manual_seed(0)), shape)
     bound = math.sqrt(6 / (5 + 64))
-    assert 0.9 * bound < layers.w1[:, :5].abs().max() <= bound
-    assert layers.w1[:, 5:].count_nonzero() == layers.b2.count_nonzero() == layers.b3.count_nonzero() == 0
-    assert len(torch.unique(layers.w2.flatten(1)[:, 0])) == 4
+    assert 0.9 * bound < layers["w1"][:, :5].abs().max() <= bound
+    assert layers["w1"][:, 5:].count_nonzero() == layers["b2"].count_nonzero() == layers["b3"].count_nonzero() == 0
+    assert len(torch.unique(layers["w2"].flatten(1)[:, 0])) == 4
 
 
 def test_padded_inputs_have_a_one_after_the_parts():
@@ -263,7 +263,7 @@ class TestOnGpu:
             return torch.randn(size, generator=rng, device="cuda")
 
         start = initialise(shape, 2 * agents * critics, torch.Generator().manual_seed(0)).cuda()
-        Layers.of(start, shape).b2.normal_(generator=rng)
+        Layers.of(start, shape)["b2"].normal_(generator=rng)
         found = []
         problems = [
             (
@@ -299,7 +299,7 @@ class TestOnGpu:
         shape, rng = MlpShape(inputs, outputs), torch.Generator("cuda").manual_seed(0)
         policy = initialise(shape, agents, torch.Generator().manual_seed(0)).cuda()
         layers = Layers.of(policy, shape)
-        for biases in (layers.b2, layers.b3, layers.w1[:, inputs]):
+        for biases in (layers["b2"], layers["b3"], layers["w1"][:, inputs]):
             biases.normal_(generator=rng)
         rows = torch.randn(agents, 640, inputs + 9, generator=rng, device="cuda")
         found = policy_outputs(policy, shape, rows, slice(5, 5 + inputs))

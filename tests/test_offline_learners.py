@@ -1,6 +1,7 @@
 """The offline algorithms of many seeds against plain ones of one seed: modules, autograd and torch's Adam."""
 
 import copy
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -52,18 +53,16 @@ def shared_rows(count=200, **options):
 def network(flat, shape, *last):
     """The same network as modules."""
     w = Layers.of(flat.clone()[None], shape)
-    net = nn.Sequential(
-        nn.Linear(shape.inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
-        nn.Linear(HIDDEN, shape.outputs), *last,
-    )  # fmt: skip
+    widths = [shape.inputs, *[HIDDEN] * shape.hidden_layers, shape.outputs]
+    linear = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     with torch.no_grad():
-        net[0].weight.copy_(w.w1[0, : shape.inputs].T)
-        net[0].bias.copy_(w.w1[0, shape.inputs])
-        net[2].weight.copy_(w.w2[0].T)
-        net[2].bias.copy_(w.b2[0, 0])
-        net[4].weight.copy_(w.w3[0].T)
-        net[4].bias.copy_(w.b3[0, 0])
-    return net
+        linear[0].bias.copy_(w["w1"][0, shape.inputs])
+        for k, layer in enumerate(linear, 1):
+            layer.weight.copy_(w[f"w{k}"][0, : layer.in_features].T)
+            if k > 1:
+                layer.bias.copy_(w[f"b{k}"][0, 0])
+    activated = [part for layer in linear[:-1] for part in (layer, nn.ReLU())]
+    return nn.Sequential(*activated, linear[-1], *last)
 
 
 def follow(target, source, speed):
@@ -151,9 +150,9 @@ def assert_same(flat, shape, plain):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
-def td3bc(agents=AGENTS, **options):
-    settings = TD3BCSettings(batch_size=BATCH, hidden=HIDDEN, updates_per_call=4)
-    return StackedTD3BC(shared_rows(), agents, settings, **options)
+def td3bc(agents=AGENTS, *, seed=0, **options):
+    settings = TD3BCSettings(batch_size=BATCH, hidden=HIDDEN, updates_per_call=4, **options)
+    return StackedTD3BC(shared_rows(), agents, settings, seed=seed)
 
 
 def iql(agents=AGENTS, *, seed=0, **options):
@@ -161,9 +160,9 @@ def iql(agents=AGENTS, *, seed=0, **options):
     return StackedIQL(shared_rows(), agents, settings, seed=seed)
 
 
-@pytest.mark.parametrize("agents", [1, 3])
-def test_td3bc_learns_as_a_plain_agent(agents):
-    learner = td3bc(agents)
+@pytest.mark.parametrize(("agents", "hidden_layers"), [(1, 2), (3, 2), (2, 3)])
+def test_td3bc_learns_as_a_plain_agent(agents, hidden_layers):
+    learner = td3bc(agents, hidden_layers=hidden_layers)
     plain = [PlainTD3BC(learner, agent) for agent in range(agents)]
     rng = torch.Generator().manual_seed(5)
     for _ in range(6):
@@ -182,9 +181,9 @@ def test_td3bc_learns_as_a_plain_agent(agents):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("agents", [1, 3])
-def test_iql_learns_as_a_plain_agent(agents, deterministic):
-    learner = iql(agents, deterministic=deterministic, target_speed=0.01)
+@pytest.mark.parametrize(("agents", "hidden_layers"), [(1, 2), (3, 2), (2, 3)])
+def test_iql_learns_as_a_plain_agent(agents, hidden_layers, deterministic):
+    learner = iql(agents, hidden_layers=hidden_layers, deterministic=deterministic, target_speed=0.01)
     plain = [PlainIQL(learner, agent) for agent in range(agents)]
     rng = torch.Generator().manual_seed(5)
     for _ in range(12):

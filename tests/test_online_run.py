@@ -129,7 +129,7 @@ class TestRun:
         assert len(list((tmp_path / "kept").iterdir())) == len(files)
         last = policies_of(run.agents.learner.policy_weights())
         for policy, kept in zip(last, files[STEPS], strict=True):
-            np.testing.assert_array_equal(kept.w2, policy.w2.astype(np.float16))
+            np.testing.assert_array_equal(kept.layers["w2"], policy.layers["w2"].astype(np.float16))
 
     @pytest.mark.parametrize("algo", ["sac", "synther"])
     def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):

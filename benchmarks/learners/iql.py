@@ -73,7 +73,7 @@ class StackedIQL(OfflineLearner):
         self.settings = settings or IQLSettings()
         super().__init__(rows, agents, self.settings, seed=seed)
         rate = self.settings.learning_rate
-        self.value_shape = MlpShape(rows.spec.observation_dim, 1, self.settings.hidden)
+        self.value_shape = MlpShape(rows.spec.observation_dim, 1, self.settings.hidden, self.settings.hidden_layers)
         self.value = Adam(self._drawn(self.value_shape, agents), rate)
         self.log_std = Adam(torch.zeros(agents, rows.spec.action_dim, device=self.device), rate)
         self.parts |= {"value": self.value, "log_std": self.log_std}

@@ -23,6 +23,7 @@ class OfflineSettings:
 
     batch_size: int = 256
     hidden: int = 256
+    hidden_layers: int = 2
     learning_rate: float = 3e-4
     gamma: float = 0.99
     target_speed: float = 0.005
@@ -50,8 +51,9 @@ class OfflineLearner(CapturedLearner):
         self.rows, self.agents, self.hyper = rows, agents, settings
         self._draws = generator_for("cpu", seed, 0)
         spec = rows.spec
-        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
-        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim, settings.hidden)
+        inner = settings.hidden, settings.hidden_layers
+        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, *inner)
+        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim, *inner)
         critics = self._drawn(self.critic_shape, agents * CRITICS)
         self.values = torch.cat((critics, critics))
         self.critic = Adam(self.values[: len(critics)], settings.learning_rate)
@@ -84,8 +86,9 @@ class OfflineLearner(CapturedLearner):
         """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""
         weights = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
         # With a second half of outputs, as policies have that learn their spread.
-        w3, b3 = (torch.cat((part, torch.zeros_like(part)), -1) for part in (weights.w3, weights.b3))
-        return self.rows.for_raw_observations(weights._replace(w3=w3, b3=b3))
+        for name in (f"w{weights.last}", f"b{weights.last}"):
+            weights[name] = torch.cat((weights[name], torch.zeros_like(weights[name])), -1)
+        return self.rows.for_raw_observations(weights)
 
     def _drawn(self, shape: MlpShape, count: int) -> Tensor:
         return initialise_as_torch(shape, count, self._draws).to(self.device)

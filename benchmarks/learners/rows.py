@@ -79,7 +79,7 @@ class SharedRows:
     def for_raw_observations(self, policy: Layers) -> Layers:
         """The same policies for observations as the task gives them: scaling becomes part of the first layer."""
         inputs, mean, std = len(self.mean), self.mean.cpu(), self.std.cpu()
-        w1 = policy.w1.clone()
+        w1 = policy["w1"].clone()
         w1[:, :inputs] /= std[:, None]
         w1[:, inputs] -= torch.einsum("i,mih->mh", mean, w1[:, :inputs])
-        return policy._replace(w1=w1)
+        return Layers(policy | {"w1": w1})
