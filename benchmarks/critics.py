@@ -68,6 +68,13 @@ def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
 
 
 @fused
+def inputs_of_each(observations: Tensor, actions: Tensor, critics: int, columns: int) -> Tensor:
+    """The same inputs for each critic of an agent, ``(M * N, B, columns)``."""
+    inputs = padded(observations, actions, columns=columns)
+    return inputs.unsqueeze(1).expand(-1, critics, -1, -1).flatten(0, 1).contiguous()
+
+
+@fused
 def critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, columns: int) -> Tensor:
     """Inputs of critics and of their targets for all updates, ``(K, 2, M, B, columns)``."""
     used = observation_dim + next_actions.shape[-1]

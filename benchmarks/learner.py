@@ -8,22 +8,20 @@ where `kernels` cannot be used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from captured import CapturedLearner
-from critics import critic_inputs, make_critics, outputs_for
+from critics import critic_inputs, inputs_of_each, make_critics, outputs_for
 from replay import StackedReplay
-from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise, padded
+from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise
+from tanh_gaussian import LOG_STD, alpha_gradient, bellman, into_policy, squash
 from torch import Tensor
 
-from synther_replay.acceleration import fused
 from synther_replay.seeding import generator_for
 
-_LOG_STD = (-20.0, 2.0)
 _PAIR = 2  # target critics of which the smaller value counts
 
 
@@ -38,50 +36,6 @@ class Hyperparameters:
     learning_rate: float = 3e-4
     gamma: float = 0.99
     target_speed: float = 0.005  # 1 - polyak
-
-
-@fused
-def _squash(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions ``(..., A)`` of a policy that puts out ``(..., 2A)``, and their log-probabilities ``(...)``."""
-    mean, log_std = out.chunk(2, -1)
-    log_std = log_std.clamp(*_LOG_STD)
-    u = mean + log_std.exp() * noise
-    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    # log(1 - tanh(u)^2), in a form that stays exact for large u
-    log_slope = 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
-    return u.tanh(), (log_normal - log_slope).sum(-1)
-
-
-@fused
-def _into_policy(
-    out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, alpha: Tensor, batch_size: int
-) -> Tensor:
-    """The gradient of what the policy puts out, given that of its actions by each critic ``(M, N, B, A)``."""
-    log_std = out.chunk(2, -1)[1]
-    inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
-    d_log_prob = alpha.unsqueeze(1) / batch_size
-    d_u = d_actions.sum(1) * (1 - actions.square()) + d_log_prob * 2 * actions
-    d_log_std = d_u * log_std.clamp(*_LOG_STD).exp() * noise - d_log_prob
-    return torch.cat((d_u, torch.where(inside, d_log_std, 0.0)), -1)
-
-
-@fused
-def _alpha_gradient(log_prob: Tensor, target_entropy: float, out: Tensor) -> None:
-    out.copy_(-(log_prob + target_entropy).mean(1, keepdim=True))
-
-
-@fused
-def _inputs_of_each(observations: Tensor, actions: Tensor, critics: int, columns: int) -> Tensor:
-    """The same inputs for each critic of an agent, ``(M * N, B, columns)``."""
-    inputs = padded(observations, actions, columns=columns)
-    return inputs.unsqueeze(1).expand(-1, critics, -1, -1).flatten(0, 1).contiguous()
-
-
-@fused
-def _bellman(rewards: Tensor, terminated: Tensor, log_prob: Tensor, alpha: Tensor, gamma: float) -> Tensor:
-    """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
-    discount = gamma * (1 - terminated)
-    return torch.stack((discount, rewards - discount * alpha * log_prob))
 
 
 class StackedSAC(CapturedLearner):
@@ -157,15 +111,15 @@ class StackedSAC(CapturedLearner):
         _, updates, batch, _ = rows.shape
         alpha = self.log_alpha.parameters.exp()
         following = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
-        next_actions, log_prob = _squash(following, next_noise.flatten(1, 2))
+        next_actions, log_prob = squash(following, next_noise.flatten(1, 2), LOG_STD)
         next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
         columns = self.critic_shape.padded_inputs
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
-        bellman = _bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
+        parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         rates = self.critic.rates(self.environment_steps * updates, updates)
         for k in range(updates):
-            self.critics.update(inputs[k], bellman[:, :, k], left_out[k], rates[k])
+            self.critics.update(inputs[k], parts[:, :, k], left_out[k], rates[k])
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
         self.environment_steps += 1
 
@@ -186,17 +140,17 @@ class StackedSAC(CapturedLearner):
         spec, settings = self.replay.spec, self.settings
         batch = observations.shape[1]
         out, kept = self._policy_forward(observations)
-        actions, log_prob = _squash(out, noise)
-        inputs = _inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
+        actions, log_prob = squash(out, noise, LOG_STD)
+        inputs = inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
         online = Layers.of(self.critic.parameters, self.critic_shape)
         q, kept_values = forward(online, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
         d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
-        d_out = _into_policy(out, noise, actions, d_inputs[..., spec.actions], alpha, batch)
+        d_out = into_policy(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
         rates = self.policy.rates(self.environment_steps, 1)[0]
         self.policy.step(rates)
-        _alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
+        alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
 
     def _policy_gradient(self) -> Layers:
@@ -222,4 +176,4 @@ class StackedSAC(CapturedLearner):
     def _choose_actions(self) -> None:
         out, _ = self._policy_forward(self.observations.unsqueeze(1))
         noise = self._normal(self.agents, 1, self.actions.shape[1])
-        self.actions.copy_(_squash(out, noise)[0].squeeze(1))
+        self.actions.copy_(squash(out, noise, LOG_STD)[0].squeeze(1))

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from stacked import Layers
+from tanh_gaussian import LOG_STD
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "policies"
-_LOG_STD = (-20.0, 2.0)  # bounds that the learner has, too; a test holds the two together
 
 
 class Policy:
@@ -35,7 +35,7 @@ class Policy:
         """The action of training, ``(A,)``, drawn by standard normal `noise` of as many numbers."""
         out = self._outputs(observation)
         actions = len(noise)
-        action: np.ndarray = np.tanh(out[:actions] + np.exp(out[actions:].clip(*_LOG_STD)) * noise)
+        action: np.ndarray = np.tanh(out[:actions] + np.exp(out[actions:].clip(*LOG_STD)) * noise)
         return action
 
     def _outputs(self, observation: np.ndarray) -> np.ndarray:

@@ -168,6 +168,44 @@ def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
     return torch.bmm(d, w["w1"].mT)
 
 
+def slopes(w: Layers, kept: Kept) -> list[Tensor]:
+    """How outputs (one per network) change with each hidden layer, the last first, and with the inputs at the end.
+
+    Before the hidden layers' relu, that is: ``(S, B, hidden)`` each, then ``(S, B, padded_inputs)``.
+    """
+    found = []
+    d = torch.ones_like(kept.x[..., :1])
+    for k in range(w.last, 1, -1):
+        d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
+        found.append(d)
+    return [*found, torch.bmm(d, w["w1"].mT)]
+
+
+def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: Tensor, gradient: Layers) -> None:
+    """Add the gradient of all weights that the slope of the inputs depends on, given that of the slope.
+
+    Where relu is open or closed does not change with a small step, so the slope is a product of weights: the way back
+    through it leads forward through the network.
+
+    Args:
+        w: The weights.
+        kept: By `forward`.
+        found: By `slopes`.
+        d_slope: Gradient of the last of them, ``(S, B, padded_inputs)``.
+        gradient: To be added to.
+    """
+    by_layer = found[-2::-1]  # of the first hidden layer, the second, ...
+    gradient["w1"].baddbmm_(d_slope.mT, by_layer[0])
+    e = torch.bmm(d_slope, w["w1"])
+    for k in range(2, w.last + 1):
+        e = torch.where(kept.hidden[k - 2] > 0, e, 0.0)
+        if k == w.last:
+            gradient[f"w{k}"].add_(e.sum(1).unsqueeze(-1))
+        else:
+            gradient[f"w{k}"].baddbmm_(e.mT, by_layer[k - 1])
+            e = torch.bmm(e, w[f"w{k}"])
+
+
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:
     """Gradient before the hidden layer `below`, given that after the product of it with `weight`."""
     if d.shape[-1] == 1:

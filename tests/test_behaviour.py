@@ -12,12 +12,12 @@ import torch
 pytest.importorskip("mujoco")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import behaviour
-import learner as learning
 from behaviour import Behaviour, Run, drawn_returns, evenly_spaced, pick_expert, pick_medium
 from evaluation import mean_return
 from learner import Hyperparameters, StackedSAC
 from policies import load_policies, policies_of, save_policies
 from replay import StackedReplay
+from tanh_gaussian import LOG_STD, squash
 
 from synther_replay import TransitionSpec
 
@@ -82,7 +82,7 @@ def test_drawn_actions_are_those_of_the_learner():
     out, _ = learner._policy_forward(seen)
     log_std = out[..., 3:]
     assert (log_std < -20).any() and (log_std > 2).any() and (log_std.abs() < 2).any()
-    expected, _ = learning._squash(out, noise)
+    expected, _ = squash(out, noise, LOG_STD)
     for agent, policy in enumerate(policies_of(learner.policy_weights())):
         pairs = zip(seen[agent].numpy(), noise[agent].numpy(), strict=True)
         found = np.stack([policy.sampled_action(*pair) for pair in pairs])

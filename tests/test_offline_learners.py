@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from learners.augment import AUGMENTATIONS
+from learners.edac import EDACSettings, StackedEDAC
 from learners.iql import IQLSettings, StackedIQL
 from learners.rows import SharedRows
 from learners.td3bc import StackedTD3BC, TD3BCSettings
@@ -144,6 +145,56 @@ class PlainIQL:
         self.schedule.step()
 
 
+class PlainEDAC:
+    """One agent, as the paper describes it."""
+
+    def __init__(self, learner, agent):
+        self.eta, count = learner.settings.eta, learner.settings.critics
+        self.policy = network(learner.policy.parameters[agent], learner.policy_shape)
+        self.log_alpha = nn.Parameter(torch.zeros(1))
+        self.critics = [
+            network(learner.critic.parameters[count * agent + k], learner.critic_shape) for k in range(count)
+        ]
+        self.targets = copy.deepcopy(self.critics)
+        critics = [parameter for critic in self.critics for parameter in critic.parameters()]
+        parts = (self.policy.parameters(), critics, [self.log_alpha])
+        self.policy_optimiser, self.critic_optimiser, self.alpha_optimiser = (
+            torch.optim.Adam(part, lr=3e-4) for part in parts
+        )
+
+    def act(self, states, unit):
+        mean, log_std = self.policy(states).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
+        u = mean + normal.stddev * unit
+        return u.tanh(), (normal.log_prob(u) - torch.log(1 - u.tanh() ** 2)).sum(-1, keepdim=True)
+
+    def update(self, batch, noise):
+        states, actions, rewards, following, terminated = batch.split(WIDTHS, -1)
+        _, log_prob = self.act(states, noise[0])
+        step(self.alpha_optimiser, -(self.log_alpha * (log_prob.detach() - ACTIONS)).mean())
+        alpha = self.log_alpha.exp().detach()
+        chosen, log_prob = self.act(states, noise[1])
+        pairs = torch.cat((states, chosen), -1)
+        smallest = torch.stack([critic(pairs) for critic in self.critics]).amin(0)
+        step(self.policy_optimiser, (alpha * log_prob - smallest).mean())
+        with torch.no_grad():
+            next_actions, log_prob = self.act(following, noise[2])
+            pairs = torch.cat((following, next_actions), -1)
+            smallest = torch.stack([target(pairs) for target in self.targets]).amin(0)
+            wanted = rewards + 0.99 * (1 - terminated) * (smallest - alpha * log_prob)
+        loss, units = 0.0, []
+        for critic in self.critics:
+            asked = actions.clone().requires_grad_()
+            value = critic(torch.cat((states, asked), -1))
+            loss = loss + nn.functional.mse_loss(value, wanted)
+            (slope,) = torch.autograd.grad(value.sum(), asked, create_graph=True)
+            units.append(slope / (slope.norm(dim=-1, keepdim=True) + 1e-10))
+        alignment = sum((one * other).sum(-1) for one, other in itertools.permutations(units, 2))
+        step(self.critic_optimiser, loss + self.eta * alignment.mean() / (len(units) - 1))
+        for target, source in zip(self.targets, self.critics, strict=True):
+            follow(target, source, 0.005)
+
+
 def assert_same(flat, shape, plain):
     mine = network(flat, shape)
     for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
@@ -201,7 +252,54 @@ def test_iql_learns_as_a_plain_agent(agents, hidden_layers, deterministic):
             assert_same(learner.values[place], learner.critic_shape, one.targets[k])
 
 
-@pytest.mark.parametrize("build", [td3bc, iql])
+def edac(agents=AGENTS, *, seed=0, **options):
+    settings = EDACSettings(**{"batch_size": BATCH, "hidden": HIDDEN, "updates_per_call": 4, "critics": 4, **options})
+    return StackedEDAC(shared_rows(), agents, settings, seed=seed)
+
+
+@pytest.mark.parametrize(("agents", "hidden_layers", "eta"), [(1, 3, 1.0), (3, 3, 5.0), (2, 2, 1.0)])
+def test_edac_learns_as_a_plain_agent(agents, hidden_layers, eta):
+    learner = edac(agents, hidden_layers=hidden_layers, eta=eta)
+    # With their first weights critics all but agree and hardly slope.
+    learner.values.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    learner.values[learner.stack :] = learner.values[: learner.stack]
+    plain = [PlainEDAC(learner, agent) for agent in range(agents)]
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(8):
+        rows = learner.rows.draw(agents, BATCH, rng=rng)
+        noise = torch.randn(agents, 3, BATCH, ACTIONS, generator=rng)
+        learner.update(rows, noise)
+        for agent in range(agents):
+            plain[agent].update(rows[agent], noise[agent])
+    for agent, one in enumerate(plain):
+        assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
+        torch.testing.assert_close(learner.log_alpha.parameters[agent], one.log_alpha.data, rtol=1e-6, atol=1e-9)
+        for k in range(4):
+            assert_same(learner.critic.parameters[4 * agent + k], learner.critic_shape, one.critics[k])
+            assert_same(learner.values[learner.stack + 4 * agent + k], learner.critic_shape, one.targets[k])
+
+
+def test_edac_begins_as_published():
+    learner = edac(hidden_layers=3)
+    critic, policy = (
+        Layers.of(part.parameters, shape)
+        for part, shape in ((learner.critic, learner.critic_shape), (learner.policy, learner.policy_shape))
+    )
+    for layers, bound in ((critic, 3e-3), (policy, 1e-3)):
+        assert 0.8 * bound < layers["w4"].abs().max() <= bound
+        assert layers["b4"].abs().max() <= bound
+        assert (layers["b2"] == 0.1).all() and (layers["b3"] == 0.1).all()
+    assert (critic["w1"][:, OBSERVATIONS + ACTIONS] == 0.1).all()
+    assert (policy["w1"][:, OBSERVATIONS] == 0.1).all()
+    assert torch.equal(learner.values[: learner.stack], learner.values[learner.stack :])
+
+
+def test_edac_needs_critics_to_differ():
+    with pytest.raises(ValueError, match="critics: expected at least 2, got 1"):
+        EDACSettings(critics=1)
+
+
+@pytest.mark.parametrize("build", [td3bc, iql, edac])
 class TestEachLearner:
     def test_learn_makes_its_updates_and_counts_them(self, build):
         learner = build()
@@ -241,7 +339,8 @@ class TestEachLearner:
         raw = transitions(4).observations.double()
         scaled = (raw - learner.rows.mean) / learner.rows.std
         out, _ = learner._policy_forward(scaled.expand(AGENTS, -1, -1))
-        for policy, expected in zip(policies_of(learner.policy_weights()), out.tanh(), strict=True):
+        actions = out[..., :ACTIONS].tanh()
+        for policy, expected in zip(policies_of(learner.policy_weights()), actions, strict=True):
             found = np.stack([policy.mean_action(row) for row in raw.numpy()])
             np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-9)
 
@@ -281,6 +380,12 @@ class TestSharedRows:
         torch.testing.assert_close(made.rows[:, SPEC.rewards], 0.5 * data.rows[:, SPEC.rewards])
         torch.testing.assert_close(made.rows[:, SPEC.actions], data.rows[:, SPEC.actions])
         assert len(made) == 300
+
+    def test_observations_may_stay_as_they_are(self):
+        data = transitions(30)
+        made = SharedRows(data, scale_observations=False, device=CPU)
+        assert torch.equal(made.rows, data.rows)
+        assert (made.mean == 0).all() and (made.std == 1).all()
 
     def test_the_data_are_left_as_they_were(self):
         data = transitions(50)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from stacked import Adam, Layers, MlpShape, backward, forward, fused_padded
+from tanh_gaussian import LOG_STD
 from torch import Tensor
 
 from learners.offline import OfflineLearner, OfflineSettings
@@ -19,7 +20,6 @@ from learners.rows import SharedRows
 from synther_replay.acceleration import fused
 
 _LARGEST_WEIGHT = 100.0
-_LOG_STD = (-20.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ def _imitate(out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, b
     """Gradients of what the policy puts out ``(M, B, A)`` and of the logarithm of its spread ``(M, A)``."""
     weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
-    inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
-    distance = (actions - mean) / log_std.clamp(*_LOG_STD).exp().unsqueeze(1)
-    d_mean = -weight * distance / log_std.clamp(*_LOG_STD).exp().unsqueeze(1)
+    inside = (log_std >= LOG_STD[0]) & (log_std <= LOG_STD[1])
+    distance = (actions - mean) / log_std.clamp(*LOG_STD).exp().unsqueeze(1)
+    d_mean = -weight * distance / log_std.clamp(*LOG_STD).exp().unsqueeze(1)
     d_log_std = torch.where(inside, (weight * (1 - distance.square())).sum(1), 0.0)
     return d_mean * (1 - mean.square()), d_log_std
 

@@ -1,4 +1,4 @@
-"""What the offline algorithms share: twin critics with targets, a policy bounded by tanh, and the way in and out."""
+"""What the offline algorithms share: critics with targets, a policy bounded by tanh, and the way in and out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from learners.rows import SharedRows
 from synther_replay.seeding import generator_for
-
-CRITICS = 2  # per agent
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class OfflineLearner(CapturedLearner):
         agents: M.
         settings: Hyper-parameters.
         seed: The same seed and the same calls give the same agents on the same device.
+        critics: N, per agent.
+        has_spread: Whether the policy puts out a standard deviation beside each mean.
 
     Attributes:
         updates: Critic updates so far, a number on the device.
@@ -45,30 +45,39 @@ class OfflineLearner(CapturedLearner):
         values: Parameters of all critics, then of their targets.
     """
 
-    def __init__(self, rows: SharedRows, agents: int, settings: OfflineSettings, *, seed: int) -> None:
+    def __init__(
+        self,
+        rows: SharedRows,
+        agents: int,
+        settings: OfflineSettings,
+        *,
+        seed: int,
+        critics: int = 2,
+        has_spread: bool = False,
+    ) -> None:
         """Draw the initial critics and policies."""
         super().__init__(rows.device, seed)
-        self.rows, self.agents, self.hyper = rows, agents, settings
+        self.rows, self.agents, self.hyper, self.has_spread = rows, agents, settings, has_spread
         self._draws = generator_for("cpu", seed, 0)
         spec = rows.spec
         inner = settings.hidden, settings.hidden_layers
         self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, *inner)
-        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim, *inner)
-        critics = self._drawn(self.critic_shape, agents * CRITICS)
-        self.values = torch.cat((critics, critics))
-        self.critic = Adam(self.values[: len(critics)], settings.learning_rate)
+        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim * (1 + has_spread), *inner)
+        values = self._drawn(self.critic_shape, agents * critics)
+        self.values = torch.cat((values, values))
+        self.critic = Adam(self.values[: len(values)], settings.learning_rate)
         self.critics = make_critics(
             self.values,
             self.critic,
             self.critic_shape,
-            critics=CRITICS,
+            critics=critics,
             batch_size=settings.batch_size,
             target_speed=settings.target_speed,
         )
         self.policy = Adam(self._drawn(self.policy_shape, agents), settings.learning_rate)
         self.parts = {"critic": self.critic, "policy": self.policy}
         self.updates = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.all_asked = torch.zeros(agents, CRITICS, device=self.device)  # no target is left out
+        self.all_asked = torch.zeros(agents, critics, device=self.device)  # no target is left out
         self._learn: Callable[[], None] | None = None
 
     def prepare(self) -> None:
@@ -85,9 +94,9 @@ class OfflineLearner(CapturedLearner):
     def policy_weights(self) -> Layers:
         """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""
         weights = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
-        # With a second half of outputs, as policies have that learn their spread.
-        for name in (f"w{weights.last}", f"b{weights.last}"):
-            weights[name] = torch.cat((weights[name], torch.zeros_like(weights[name])), -1)
+        if not self.has_spread:  # with a second half of outputs, as those have that do
+            for name in (f"w{weights.last}", f"b{weights.last}"):
+                weights[name] = torch.cat((weights[name], torch.zeros_like(weights[name])), -1)
         return self.rows.for_raw_observations(weights)
 
     def _drawn(self, shape: MlpShape, count: int) -> Tensor:

@@ -28,13 +28,14 @@ class SharedRows:
         real: Real transitions; None where all are synthetic.
         synthetic: Synthetic ones; None where all are real.
         real_ratio: Share of real rows in a batch, where there are both.
+        scale_observations: Whether observations get a mean of 0 and a standard deviation of 1.
         reward_scale: What rewards are multiplied with.
         augmentation: Changes each batch, as the learner sees it.
         device: Where the rows live.
 
     Attributes:
-        mean: Of the observations before they were scaled, ``(O,)``.
-        std: Their standard deviation, a little enlarged.
+        mean: What was subtracted from observations, ``(O,)``.
+        std: What they were then divided by: their standard deviation, a little enlarged.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SharedRows:
         synthetic: Transitions | None = None,
         *,
         real_ratio: float = 0.5,
+        scale_observations: bool = True,
         reward_scale: float = 1.0,
         augmentation: Augmentation | None = None,
         device: torch.device,
@@ -57,8 +59,10 @@ class SharedRows:
         self.real = 0 if real is None else len(real)
         self.real_ratio = real_ratio if len(parts) == 2 else float(self.real > 0)
         observations = self.rows[:, self.spec.observations]
-        std, self.mean = torch.std_mean(observations, dim=0, correction=0)
-        self.std = std + _LEAST_STD
+        self.mean, self.std = torch.zeros_like(observations[0]), torch.ones_like(observations[0])
+        if scale_observations:
+            std, self.mean = torch.std_mean(observations, dim=0, correction=0)
+            self.std = std + _LEAST_STD
         for columns in (self.spec.observations, self.spec.next_observations):
             self.rows[:, columns] = (self.rows[:, columns] - self.mean) / self.std
         self.rows[:, self.spec.rewards] *= reward_scale

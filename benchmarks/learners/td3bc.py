@@ -13,7 +13,7 @@ from critics import critic_inputs, outputs_for
 from stacked import Layers, backward, backward_to_inputs, forward, fused_padded
 from torch import Tensor
 
-from learners.offline import CRITICS, OfflineLearner, OfflineSettings
+from learners.offline import OfflineLearner, OfflineSettings
 from learners.rows import SharedRows
 from synther_replay.acceleration import fused
 
@@ -93,7 +93,7 @@ class StackedTD3BC(OfflineLearner):
         observations = rows[..., spec.observations]
         out, kept = self._policy_forward(observations)
         actions = out.tanh()
-        first = Layers.of(self.critic.parameters[::CRITICS], self.critic_shape)  # of each agent's critics
+        first = Layers.of(self.critic.parameters[::2], self.critic_shape)  # of each agent's two critics
         q, kept_values = forward(first, fused_padded(observations, actions, columns=self.critic_shape.padded_inputs))
         d_inputs = backward_to_inputs(first, kept_values, _value_gradient(q, settings.alpha))
         d_out = _into_policy(actions, rows[..., spec.actions], d_inputs[..., spec.actions])

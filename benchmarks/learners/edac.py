@@ -1,0 +1,160 @@
+"""EDAC (An et al., 2021) for many seeds at once.
+
+SAC with an ensemble of critics of which the smallest value counts, and whose slopes by the action are pushed apart: so
+they disagree, and the smallest is low, where the data have no actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from critics import inputs_of_each, outputs_for
+from stacked import (
+    Adam,
+    Kept,
+    Layers,
+    add_backward_of_slopes,
+    backward,
+    backward_to_inputs,
+    forward,
+    slopes,
+)
+from tanh_gaussian import Bounds, alpha_gradient, bellman, into_policy, squash
+from torch import Tensor
+
+from learners.offline import OfflineLearner, OfflineSettings
+from learners.rows import SharedRows
+from synther_replay.acceleration import fused
+
+_LOG_STD: Bounds = (-5.0, 2.0)
+_BIAS, _LAST_OF_CRITIC, _LAST_OF_POLICY = 0.1, 3e-3, 1e-3  # initial biases, and bounds of the last layers
+_LEAST_NORM = 1e-10
+
+
+@dataclass(frozen=True)
+class EDACSettings(OfflineSettings):
+    """Of CORL, which are the authors'."""
+
+    hidden_layers: int = 3
+    critics: int = 10
+    eta: float = 1.0  # how much slopes are pushed apart
+
+    def __post_init__(self) -> None:
+        """Refuse an ensemble of one, which has nothing to differ from."""
+        if self.critics < 2:
+            raise ValueError(f"critics: expected at least 2, got {self.critics}")
+
+
+@fused
+def _smallest(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest value of critics ``(M, N, B)``, and the gradient of minus its mean over the batch by each."""
+    value, which = q.min(1)
+    place = torch.arange(q.shape[1], device=q.device)[None, :, None]
+    return value, torch.where(which.unsqueeze(1) == place, -1.0 / q.shape[2], 0.0).to(q.dtype)
+
+
+@fused
+def _apart(slope: Tensor, eta: float) -> Tensor:
+    """Gradient of ``eta`` times the mean alignment of slopes ``(M, N, B, A)``, by each of them."""
+    _, critics, batch, _ = slope.shape
+    norm = slope.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-30)
+    longer = norm + _LEAST_NORM
+    unit = slope / longer
+    d_unit = (unit.sum(1, keepdim=True) - unit) * (2 * eta / (batch * (critics - 1)))
+    along = (d_unit * slope).sum(-1, keepdim=True)
+    return (d_unit - slope * along / (norm * longer)) / longer
+
+
+class StackedEDAC(OfflineLearner):
+    """See `OfflineLearner`."""
+
+    def __init__(self, rows: SharedRows, agents: int, settings: EDACSettings | None = None, *, seed: int = 0) -> None:
+        """Draw the initial networks."""
+        self.settings = settings = settings or EDACSettings()
+        super().__init__(rows, agents, settings, seed=seed, critics=settings.critics, has_spread=True)
+        for flat, shape, bound in (
+            (self.values, self.critic_shape, _LAST_OF_CRITIC),
+            (self.policy.parameters, self.policy_shape, _LAST_OF_POLICY),
+        ):
+            layers = Layers.of(flat, shape)
+            layers["w1"][:, shape.inputs] = _BIAS
+            for k in range(2, layers.last):
+                layers[f"b{k}"].fill_(_BIAS)
+            reach = shape.hidden**-0.5  # they were drawn from minus this to this
+            layers[f"w{layers.last}"] *= bound / reach
+            layers[f"b{layers.last}"] *= bound / reach
+        self.log_alpha = Adam(torch.zeros(agents, 1, device=self.device), settings.learning_rate)
+        self.parts |= {"log_alpha": self.log_alpha}
+        self.target_entropy = -float(rows.spec.action_dim)
+        self.stack = agents * settings.critics
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, noise: Tensor) -> None:
+        """One update of temperature, policy and critics, in this order.
+
+        Args:
+            rows: Transitions, ``(M, B, dim)``.
+            noise: Standard normal: of the actions by which the temperature learns, of those by which the policy does,
+                and of the next actions, ``(M, 3, B, A)``.
+        """
+        observations = rows[..., self.rows.spec.observations]
+        rates = self.critic.rates(self.updates, 1)[0]
+        out, kept = self._policy_forward(observations)
+        _, log_prob = squash(out, noise[:, 0], _LOG_STD)
+        alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
+        self.log_alpha.step(rates)
+        alpha = self.log_alpha.parameters.exp()
+        self._update_policy(observations, out, kept, noise[:, 1], alpha, rates)
+        self._update_critics(rows, noise[:, 2], alpha, rates)
+        self.updates += 1
+
+    def _update_policy(
+        self, observations: Tensor, out: Tensor, kept: Kept, noise: Tensor, alpha: Tensor, rates: Tensor
+    ) -> None:
+        settings, spec = self.settings, self.rows.spec
+        batch = observations.shape[1]
+        actions, _ = squash(out, noise, _LOG_STD)
+        inputs = inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
+        critics = Layers.of(self.critic.parameters, self.critic_shape)
+        q, kept_values = forward(critics, inputs)
+        _, d_q = _smallest(q.view(self.agents, settings.critics, batch))
+        d_inputs = backward_to_inputs(critics, kept_values, d_q.view(self.stack, batch, 1))
+        d_actions = d_inputs[..., spec.actions].unflatten(0, (self.agents, settings.critics))
+        d_out = into_policy(out, noise, actions, d_actions, alpha, batch, _LOG_STD)
+        policy, gradient = (
+            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
+        )
+        backward(policy, kept, d_out, gradient)
+        self.policy.step(rates)
+
+    def _update_critics(self, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
+        settings, spec, shape = self.settings, self.rows.spec, self.critic_shape
+        batch, columns = rows.shape[1], shape.padded_inputs
+        out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
+        next_actions, log_prob = squash(out, noise, _LOG_STD)
+        then = inputs_of_each(rows[..., spec.next_observations], next_actions, settings.critics, columns)
+        next_q, _ = forward(Layers.of(self.values[self.stack :], shape), then)
+        smallest, _ = _smallest(next_q.view(self.agents, settings.critics, batch))
+        parts = bellman(
+            rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
+        )
+        wanted = parts[0] * smallest + parts[1]
+        observations, actions = rows[..., spec.observations], rows[..., spec.actions]
+        critics, gradient = (Layers.of(part, shape) for part in (self.critic.parameters, self.critic.gradient))
+        q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))
+        error = q.view(self.agents, settings.critics, batch) - wanted.unsqueeze(1)
+        backward(critics, kept, (error * (2 / batch)).view(self.stack, batch, 1), gradient)
+        found = slopes(critics, kept)
+        slope = found[-1][..., spec.actions].unflatten(0, (self.agents, settings.critics))
+        d_slope = torch.zeros_like(found[-1])
+        d_slope[..., spec.actions] = _apart(slope, settings.eta).flatten(0, 1)
+        add_backward_of_slopes(critics, kept, found, d_slope, gradient)
+        self.critic.step_and_follow(rates, self.values[self.stack :], settings.target_speed)
+
+    def _draw_and_update(self) -> None:
+        updates, spec = self.settings.updates_per_call, self.rows.spec
+        rows = self.rows.draw(updates, self.agents, self.settings.batch_size, rng=self.rng)
+        noise = self._normal(updates, self.agents, 3, self.settings.batch_size, spec.action_dim)
+        for batch, unit in zip(rows, noise, strict=True):
+            self.update(batch, unit)
