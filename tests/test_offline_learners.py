@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from learners.augment import AUGMENTATIONS
+from learners.cql import CQLSettings, StackedCQL
 from learners.edac import EDACSettings, StackedEDAC
 from learners.iql import IQLSettings, StackedIQL
 from learners.rows import SharedRows
@@ -195,6 +196,55 @@ class PlainEDAC:
             follow(target, source, 0.005)
 
 
+class PlainCQL(PlainEDAC):
+    """One agent, as the paper describes it, with importance sampling and without a Lagrange multiplier."""
+
+    def __init__(self, learner, agent):
+        self.weight = learner.settings.weight
+        self.policy = network(learner.policy.parameters[agent], learner.policy_shape)
+        self.log_alpha = nn.Parameter(torch.zeros(1))
+        self.critics = [network(learner.critic.parameters[2 * agent + k], learner.critic_shape) for k in range(2)]
+        self.targets = copy.deepcopy(self.critics)
+        self.policy_optimiser = torch.optim.Adam(self.policy.parameters(), lr=3e-5)
+        self.alpha_optimiser = torch.optim.Adam([self.log_alpha], lr=3e-5)
+        self.critic_optimiser = torch.optim.Adam([p for q in self.critics for p in q.parameters()], lr=3e-4)
+
+    def act(self, states, unit):
+        mean, log_std = self.policy(states).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        u = mean + normal.stddev * unit
+        return u.tanh(), (normal.log_prob(u) - torch.log(1 - u.tanh() ** 2)).sum(-1, keepdim=True)
+
+    def update(self, batch, noise, chance):
+        states, actions, rewards, following, terminated = batch.split(WIDTHS, -1)
+        asked = len(chance)
+        chosen, log_prob = self.act(states, noise[0])
+        alpha = self.log_alpha.exp().detach()
+        pairs = torch.cat((states, chosen), -1)
+        value = torch.minimum(*(critic(pairs) for critic in self.critics))
+        policy_gradient = torch.autograd.grad((alpha * log_prob - value).mean(), list(self.policy.parameters()))
+        with torch.no_grad():
+            pairs = torch.cat((following, self.act(following, noise[1])[0]), -1)
+            smallest = torch.minimum(*(target(pairs) for target in self.targets))
+            wanted = rewards + 0.99 * (1 - terminated) * smallest
+            others = [(action, torch.full((BATCH, 1), ACTIONS * math.log(0.5))) for action in chance]
+            others += [self.act(states, unit) for unit in noise[2 : 2 + asked]]
+            others += [self.act(following, unit) for unit in noise[2 + asked :]]
+        loss = 0.0
+        for critic in self.critics:
+            said = critic(torch.cat((states, actions), -1))
+            elsewhere = [critic(torch.cat((states, action), -1)) - density for action, density in others]
+            gap = torch.logsumexp(torch.cat(elsewhere, -1), -1, keepdim=True) - said
+            loss = loss + nn.functional.mse_loss(said, wanted) + self.weight * gap.mean()
+        step(self.critic_optimiser, loss)
+        step(self.alpha_optimiser, -(self.log_alpha * (log_prob.detach() - ACTIONS)).mean())
+        for parameter, gradient in zip(self.policy.parameters(), policy_gradient, strict=True):
+            parameter.grad = gradient
+        self.policy_optimiser.step()
+        for target, source in zip(self.targets, self.critics, strict=True):
+            follow(target, source, 0.005)
+
+
 def assert_same(flat, shape, plain):
     mine = network(flat, shape)
     for one, other in zip(mine.parameters(), plain.parameters(), strict=True):
@@ -294,12 +344,53 @@ def test_edac_begins_as_published():
     assert torch.equal(learner.values[: learner.stack], learner.values[learner.stack :])
 
 
+def cql(agents=AGENTS, *, seed=0, **options):
+    settings = CQLSettings(batch_size=BATCH, hidden=HIDDEN, updates_per_call=4, asked=3, **options)
+    return StackedCQL(shared_rows(), agents, settings, seed=seed)
+
+
+@pytest.mark.parametrize(("agents", "hidden_layers", "weight"), [(1, 3, 10.0), (3, 3, 0.5), (2, 2, 10.0)])
+def test_cql_learns_as_a_plain_agent(agents, hidden_layers, weight):
+    learner = cql(agents, hidden_layers=hidden_layers, weight=weight)
+    plain = [PlainCQL(learner, agent) for agent in range(agents)]
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(8):
+        rows = learner.rows.draw(agents, BATCH, rng=rng)
+        noise = torch.randn(agents, 2 + 2 * 3, BATCH, ACTIONS, generator=rng)
+        chance = 2 * torch.rand(agents, 3, BATCH, ACTIONS, generator=rng) - 1
+        learner.update(rows, noise, chance)
+        for agent in range(agents):
+            plain[agent].update(rows[agent], noise[agent], chance[agent])
+    for agent, one in enumerate(plain):
+        assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
+        torch.testing.assert_close(learner.log_alpha.parameters[agent], one.log_alpha.data, rtol=1e-6, atol=1e-9)
+        for k in range(2):
+            assert_same(learner.critic.parameters[2 * agent + k], learner.critic_shape, one.critics[k])
+            assert_same(learner.values[learner.stack + 2 * agent + k], learner.critic_shape, one.targets[k])
+
+
+def test_cql_begins_as_published():
+    learner = cql()
+    critic, policy = (
+        Layers.of(part.parameters, shape)
+        for part, shape in ((learner.critic, learner.critic_shape), (learner.policy, learner.policy_shape))
+    )
+    twice = 2 * torch.eye(HIDDEN).expand(2 * AGENTS, -1, -1)
+    torch.testing.assert_close(critic["w2"] @ critic["w2"].mT, twice)  # orthogonal, with a gain of the root of two
+    torch.testing.assert_close(critic["w4"].norm(dim=(1, 2)), torch.full((2 * AGENTS,), 1e-2))
+    assert all(critic[name].count_nonzero() == 0 for name in ("b2", "b3", "b4"))
+    assert critic["w1"][:, OBSERVATIONS + ACTIONS :].count_nonzero() == 0
+    bound = 1e-2 * math.sqrt(6 / (HIDDEN + 2 * ACTIONS))
+    assert 0.8 * bound < policy["w4"].abs().max() <= bound
+    assert (policy["b4"][..., :ACTIONS] == 0).all() and (policy["b4"][..., ACTIONS:] == -1).all()
+
+
 def test_edac_needs_critics_to_differ():
     with pytest.raises(ValueError, match="critics: expected at least 2, got 1"):
         EDACSettings(critics=1)
 
 
-@pytest.mark.parametrize("build", [td3bc, iql, edac])
+@pytest.mark.parametrize("build", [td3bc, iql, edac, cql])
 class TestEachLearner:
     def test_learn_makes_its_updates_and_counts_them(self, build):
         learner = build()

@@ -10,20 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from critics import inputs_of_each, outputs_for
-from stacked import (
-    Adam,
-    Kept,
-    Layers,
-    add_backward_of_slopes,
-    backward,
-    backward_to_inputs,
-    forward,
-    slopes,
-)
-from tanh_gaussian import Bounds, alpha_gradient, bellman, into_policy, squash
+from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, slopes
+from tanh_gaussian import Bounds, alpha_gradient, bellman, squash
 from torch import Tensor
 
-from learners.offline import OfflineLearner, OfflineSettings
+from learners.offline import OfflineLearner, OfflineSettings, smallest
 from learners.rows import SharedRows
 from synther_replay.acceleration import fused
 
@@ -44,14 +35,6 @@ class EDACSettings(OfflineSettings):
         """Refuse an ensemble of one, which has nothing to differ from."""
         if self.critics < 2:
             raise ValueError(f"critics: expected at least 2, got {self.critics}")
-
-
-@fused
-def _smallest(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest value of critics ``(M, N, B)``, and the gradient of minus its mean over the batch by each."""
-    value, which = q.min(1)
-    place = torch.arange(q.shape[1], device=q.device)[None, :, None]
-    return value, torch.where(which.unsqueeze(1) == place, -1.0 / q.shape[2], 0.0).to(q.dtype)
 
 
 @fused
@@ -105,28 +88,9 @@ class StackedEDAC(OfflineLearner):
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
         alpha = self.log_alpha.parameters.exp()
-        self._update_policy(observations, out, kept, noise[:, 1], alpha, rates)
+        self._update_policy(observations, (out, kept), noise[:, 1], alpha, rates, _LOG_STD)
         self._update_critics(rows, noise[:, 2], alpha, rates)
         self.updates += 1
-
-    def _update_policy(
-        self, observations: Tensor, out: Tensor, kept: Kept, noise: Tensor, alpha: Tensor, rates: Tensor
-    ) -> None:
-        settings, spec = self.settings, self.rows.spec
-        batch = observations.shape[1]
-        actions, _ = squash(out, noise, _LOG_STD)
-        inputs = inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
-        critics = Layers.of(self.critic.parameters, self.critic_shape)
-        q, kept_values = forward(critics, inputs)
-        _, d_q = _smallest(q.view(self.agents, settings.critics, batch))
-        d_inputs = backward_to_inputs(critics, kept_values, d_q.view(self.stack, batch, 1))
-        d_actions = d_inputs[..., spec.actions].unflatten(0, (self.agents, settings.critics))
-        d_out = into_policy(out, noise, actions, d_actions, alpha, batch, _LOG_STD)
-        policy, gradient = (
-            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
-        )
-        backward(policy, kept, d_out, gradient)
-        self.policy.step(rates)
 
     def _update_critics(self, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
         settings, spec, shape = self.settings, self.rows.spec, self.critic_shape
@@ -135,11 +99,11 @@ class StackedEDAC(OfflineLearner):
         next_actions, log_prob = squash(out, noise, _LOG_STD)
         then = inputs_of_each(rows[..., spec.next_observations], next_actions, settings.critics, columns)
         next_q, _ = forward(Layers.of(self.values[self.stack :], shape), then)
-        smallest, _ = _smallest(next_q.view(self.agents, settings.critics, batch))
+        least, _ = smallest(next_q.view(self.agents, settings.critics, batch))
         parts = bellman(
             rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
         )
-        wanted = parts[0] * smallest + parts[1]
+        wanted = parts[0] * least + parts[1]
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
         critics, gradient = (Layers.of(part, shape) for part in (self.critic.parameters, self.critic.gradient))
         q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))

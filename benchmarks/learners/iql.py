@@ -47,7 +47,9 @@ def _advantage(target_q: Tensor, value: Tensor, expectile: float) -> tuple[Tenso
 
 
 @fused
-def _imitate(out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def _into_policy(
+    out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
     """Gradients of what the policy puts out ``(M, B, A)`` and of the logarithm of its spread ``(M, A)``."""
     weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
@@ -59,7 +61,7 @@ def _imitate(out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, b
 
 
 @fused
-def _imitate_without_spread(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
+def _into_policy_without_spread(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
     weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
     return 2 * weight * (mean - actions) * (1 - mean.square())
@@ -102,24 +104,20 @@ class StackedIQL(OfflineLearner):
         gradient = Layers.of(self.value.gradient, self.value_shape)
         backward(value, kept.first_rows(batch), d_value.unsqueeze(-1), gradient)
         self.value.step(rates)
-        self._update_policy(observations, actions, advantage, rates)
+        self._imitate(observations, actions, advantage, rates)
         self.updates += 1
 
-    def _update_policy(self, observations: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
+    def _imitate(self, observations: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
         settings = self.settings
         out, kept = self._policy_forward(observations)
         if settings.deterministic:
-            d_out = _imitate_without_spread(out, actions, advantage, settings.beta)
+            d_out = _into_policy_without_spread(out, actions, advantage, settings.beta)
         else:
-            d_out, d_log_std = _imitate(out, actions, advantage, self.log_std.parameters, settings.beta)
+            d_out, d_log_std = _into_policy(out, actions, advantage, self.log_std.parameters, settings.beta)
             self.log_std.gradient.copy_(d_log_std)
-        policy, gradient = (
-            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
-        )
-        backward(policy, kept, d_out, gradient)
         annealed = 0.5 * (1 + torch.cos(math.pi * self.updates / settings.steps))
         rates = rates * torch.stack((annealed, torch.ones_like(annealed))).to(rates.dtype)
-        self.policy.step(rates)
+        self._step_policy(kept, d_out, rates)
         if not settings.deterministic:
             self.log_std.step(rates)
 

@@ -7,11 +7,23 @@ from dataclasses import dataclass
 
 import torch
 from captured import CapturedLearner
-from critics import make_critics
-from stacked import Adam, Kept, Layers, MlpShape, forward, fused_padded, initialise_as_torch
+from critics import inputs_of_each, make_critics
+from stacked import (
+    Adam,
+    Kept,
+    Layers,
+    MlpShape,
+    backward,
+    backward_to_inputs,
+    forward,
+    fused_padded,
+    initialise_as_torch,
+)
+from tanh_gaussian import Bounds, into_policy, squash
 from torch import Tensor
 
 from learners.rows import SharedRows
+from synther_replay.acceleration import fused
 from synther_replay.seeding import generator_for
 
 
@@ -26,6 +38,14 @@ class OfflineSettings:
     gamma: float = 0.99
     target_speed: float = 0.005
     updates_per_call: int = 100  # that one call of `learn` makes
+
+
+@fused
+def smallest(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest value of critics ``(M, N, B)``, and the gradient of minus its mean over the batch by each."""
+    value, which = q.min(1)
+    place = torch.arange(q.shape[1], device=q.device)[None, :, None]
+    return value, torch.where(which.unsqueeze(1) == place, -1.0 / q.shape[2], 0.0).to(q.dtype)
 
 
 class OfflineLearner(CapturedLearner):
@@ -106,6 +126,36 @@ class OfflineLearner(CapturedLearner):
         """What the policies put out before tanh, and what the way back needs."""
         inputs = fused_padded(observations, columns=self.policy_shape.padded_inputs)
         return forward(Layers.of(self.policy.parameters, self.policy_shape), inputs)
+
+    def _update_policy(
+        self,
+        observations: Tensor,
+        forwarded: tuple[Tensor, Kept],
+        noise: Tensor,
+        alpha: Tensor,
+        rates: Tensor,
+        bounds: Bounds,
+    ) -> None:
+        """One step of policies with a spread towards ``min E[alpha log pi - smallest Q]``."""
+        (out, kept), batch = forwarded, observations.shape[1]
+        critics = len(self.critic.parameters) // self.agents
+        actions, _ = squash(out, noise, bounds)
+        inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
+        values = Layers.of(self.critic.parameters, self.critic_shape)
+        q, kept_values = forward(values, inputs)
+        _, d_q = smallest(q.view(self.agents, critics, batch))
+        d_inputs = backward_to_inputs(values, kept_values, d_q.view(-1, batch, 1))
+        d_actions = d_inputs[..., self.rows.spec.actions].unflatten(0, (self.agents, critics))
+        d_out = into_policy(out, noise, actions, d_actions, alpha, batch, bounds)
+        self._step_policy(kept, d_out, rates)
+
+    def _step_policy(self, kept: Kept, d_out: Tensor, rates: Tensor) -> None:
+        """One step of the policies, given the gradient of what they put out."""
+        policy, gradient = (
+            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
+        )
+        backward(policy, kept, d_out, gradient)
+        self.policy.step(rates)
 
     def _tensors(self) -> dict[str, Tensor]:
         moments = {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors().items()}

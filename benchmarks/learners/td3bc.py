@@ -85,10 +85,10 @@ class StackedTD3BC(OfflineLearner):
         rates = self.critic.rates(self.updates, delay)
         for k in range(delay):
             self.critics.update(inputs[k], bellman[:, :, k], self.all_asked, rates[k], follow=k == delay - 1)
-        self._update_policy(rows[:, -1])
+        self._improve(rows[:, -1])
         self.updates += delay
 
-    def _update_policy(self, rows: Tensor) -> None:
+    def _improve(self, rows: Tensor) -> None:
         spec, settings = self.rows.spec, self.settings
         observations = rows[..., spec.observations]
         out, kept = self._policy_forward(observations)
