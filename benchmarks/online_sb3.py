@@ -5,7 +5,7 @@
 writes ``benchmarks/results/online/Hopper-v5/sb3-sac.json``, to be held against ``sac.json`` beside it. Each seed has
 a process of its own on one CPU core. Two things differ from ours by design: SB3's actor learns by the smaller of two
 critics, ours by their mean as in the REDQ code base, and the initial weights have other scales. ``--policy-by mean``
-takes the first difference away (``sb3-sac-mean.json``).
+and ``--init xavier`` take these differences away (``sb3-sac-mean-xavier.json``).
 """
 
 from __future__ import annotations
@@ -71,8 +71,25 @@ def _mean_for_the_actor(_: torch.nn.Module, asked: tuple[Any, ...], values: tupl
     return (torch.stack(values).mean(0),) * len(values)
 
 
+def _begin_as_redq(model: SAC) -> None:
+    """Draw all weights anew, Xavier uniform with biases of zero, targets alike."""
+    for module in (*model.actor.modules(), *model.critic.modules()):
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.xavier_uniform_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    model.critic_target.load_state_dict(model.critic.state_dict())
+
+
 def run(
-    task: Task, seed: int, *, steps: int, every: int, episodes: int, random_steps: int, policy_by: str = "smaller"
+    task: Task,
+    seed: int,
+    *,
+    steps: int,
+    every: int,
+    episodes: int,
+    random_steps: int,
+    policy_by: str = "smaller",
+    init: str = "torch",
 ) -> dict[int, float]:
     """Train one agent; returns by step."""
     torch.set_num_threads(1)
@@ -85,6 +102,8 @@ def run(
         seed=seed,
         device="cpu",
     )
+    if init == "xavier":
+        _begin_as_redq(model)
     if policy_by == "mean":
         model.critic.register_forward_hook(_mean_for_the_actor)
     evaluations = Evaluations(task.name, every, episodes, agent_seed(seed))
@@ -102,17 +121,19 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
     parser.add_argument("--random-steps", type=int, default=5_000)
     parser.add_argument("--policy-by", default="smaller", choices=("smaller", "mean"), help="which value of critics")
+    parser.add_argument("--init", default="torch", choices=("torch", "xavier"), help="how weights are drawn")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     task, begun = Task.named(args.env), time.monotonic()
     if task.suite != "gym":
         parser.error(f"--env: expected a task of Gymnasium, got {args.env!r}")
-    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps", "policy_by")}
+    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps", "policy_by", "init")}
     with ProcessPoolExecutor(min(args.seeds, os.cpu_count() or 1), mp_context=worker_context()) as pool:
         runs = [future.result() for future in [pool.submit(run, task, seed, **sizes) for seed in range(args.seeds)]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
     seeds = list(range(args.seeds))
-    name = "sb3-sac" if args.policy_by == "smaller" else f"sb3-sac-{args.policy_by}"
+    unusual = [value for value in (args.policy_by, args.init) if value in ("mean", "xavier")]
+    name = "-".join(("sb3-sac", *unusual))
     result = {"env": args.env, "algo": name, "preset": None, "seeds": seeds, "utd": 1, "steps": args.steps}
     wall = {"total": round(time.monotonic() - begun, 2)}
     path = args.out / args.env / f"{name}.json"

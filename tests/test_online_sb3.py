@@ -49,3 +49,14 @@ def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
     assert asked  # for the critics' own loss as they are, for the actor's the same from both
     assert {call for call in asked if call[0]} == {(True, True, False)}
     assert {call for call in asked if not call[0]} == {(False, False, False)}
+
+
+def test_weights_drawn_as_in_the_redq_code_base():
+    model = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [64, 64]}, seed=0)
+    online_sb3._begin_as_redq(model)
+    hidden = model.actor.latent_pi[2]
+    bound = (6 / 128) ** 0.5
+    assert 0.95 * bound < hidden.weight.abs().max() <= bound
+    assert hidden.bias.count_nonzero() == 0
+    for one, other in zip(model.critic.parameters(), model.critic_target.parameters(), strict=True):
+        assert torch.equal(one, other)
