@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import critics
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
 from learners.edac import EDACSettings, StackedEDAC
@@ -535,3 +536,46 @@ class TestSharedRows:
     def test_a_ratio_that_is_none_is_refused(self, ratio):
         with pytest.raises(ValueError, match="real_ratio"):
             SharedRows(transitions(9), transitions(9), real_ratio=ratio, device=CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnGpu:
+    SETTINGS = {
+        "td3bc": (StackedTD3BC, TD3BCSettings(updates_per_call=10)),
+        "iql": (StackedIQL, IQLSettings(updates_per_call=10)),
+        "edac": (StackedEDAC, EDACSettings(updates_per_call=5)),
+        "cql": (StackedCQL, CQLSettings(updates_per_call=5)),
+    }
+
+    def learned(self, algo, calls=3):
+        torch.set_default_dtype(torch.float32)
+        data = transitions(5_000)
+        build, settings = self.SETTINGS[algo]
+        rows = SharedRows(Transitions(SPEC, data.rows.float()), device=torch.device("cuda", 0))
+        learner = build(rows, 2, settings, seed=0)
+        learner.prepare()
+        learner.reseed(0)
+        before = learner.policy.parameters.clone()
+        for _ in range(calls):
+            learner.learn()
+        torch.cuda.synchronize()
+        return learner, before
+
+    @pytest.mark.parametrize("algo", SETTINGS)
+    def test_captured_updates_learn_and_repeat(self, algo):
+        (one, before), (other, _) = self.learned(algo), self.learned(algo)
+        assert int(one.updates) == 3 * one.hyper.updates_per_call
+        assert (one.policy.parameters != before).any(1).all()
+        for name, tensor in one.state_dict().items():
+            assert torch.isfinite(tensor).all(), name
+            assert torch.equal(tensor, other.state_dict()[name]), name
+
+    @pytest.mark.parametrize("algo", ["td3bc", "iql"])
+    def test_kernels_learn_as_operations_do(self, algo, monkeypatch):
+        (with_kernels, before) = self.learned(algo, calls=1)
+        monkeypatch.setattr(critics, "has_kernels", lambda *_: False)
+        (without, _) = self.learned(algo, calls=1)
+        for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
+            # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.
+            moved = torch.linalg.norm(other.mean)
+            assert torch.linalg.norm(one.mean - other.mean) < 0.02 * moved
