@@ -29,6 +29,7 @@ from online_dmc import duration, setting
 from online_settings import is_done
 
 from synther_replay.checks import resolve_device, whole_number
+from synther_replay.errors import DivergedError, GenerationError
 
 RESULTS = Path(__file__).parent / "results" / "offline"
 # What one can wait for.
@@ -36,6 +37,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "paper", "seeds": 8, "steps": 1_000_000, "rows": 5_000_000},
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000},
 }
+# Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
+_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), ("synther", "mixed")), "real_ratio": ("mixed",)}
 
 
 def parse() -> argparse.Namespace:
@@ -69,6 +72,9 @@ def parse() -> argparse.Namespace:
         args.cells = [cell_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
         if args.workers is not None:
             whole_number("workers", args.workers)
+        for name, takers in _TAKEN_BY.items():
+            if getattr(args, name) not in (None, []) and not set(takers) & set(args.data):
+                raise ValueError(f"{name}: {' and '.join(takers)} data take it, got {' and '.join(args.data)}")
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     return args
@@ -82,16 +88,16 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     names = ("preset", "rows", "real_ratio", "subsample", "augment", "seeds", "steps", "first_seed", "episodes")
     given = {name: getattr(args, name) for name in (*names, "evaluate_every")}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
-    values["generator"] = dict(setting(text) for text in args.set)
-    if data == "real":
-        values |= {"preset": None, "generator": {}}
+    values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}
+    if data in _TAKEN_BY["set"]:
+        values["generator"] = dict(setting(text) for text in args.set)
     return Cell(args.dataset, algo, data, **values)
 
 
 def main() -> int:
     """Command line."""
     args = parse()
-    begun, source = time.monotonic(), DataSource(args.folder, args.device)
+    begun, runs, source = time.monotonic(), 0, DataSource(args.folder, args.device)
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
     for cell in args.cells:
@@ -101,11 +107,13 @@ def main() -> int:
             if is_done(path, cell):
                 print(f"{path} is there already")
                 continue
-            if left is not None and left <= 0:
+            if runs and left is not None and left <= 0:  # the first comes forward, however little time there is
+                print(f"stopped before {cell.name}; the same command goes on")
                 break
             limits = {"time_limit": left, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
             run = run_to_file(path, cell, source, **limits)
-        except (ValueError, FileNotFoundError, ImportError) as error:
+            runs += 1
+        except (ValueError, OSError, ImportError, MemoryError, DivergedError, GenerationError) as error:
             print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
             return 2
         if not run.finished:

@@ -18,6 +18,7 @@ from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
 from reporting import origin, synchronise, write_json
+from safetensors import SafetensorError
 from tasks import agent_seed
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
@@ -43,16 +44,29 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
     """
     if source.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tensor cores
+    checkpoint = path.with_name(f".{path.stem}.checkpoint")
+    if checkpoint.exists():
+        saved_state(checkpoint, cell)  # what cannot be continued is refused now, and not after a generator is fitted
+    source.dataset(cell)  # one that is not there leaves no folder behind
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
     except OSError as error:
         raise ValueError(f"out: expected a folder to write to, got {path.parent} ({error})") from error
     run = OfflineRun(cell, source)
-    checkpoint = path.with_name(f".{path.stem}.checkpoint")
     if run.run(checkpoint, **limits):
         write_json(path, {**run.result(), **origin(source.device)})
         checkpoint.unlink(missing_ok=True)
     return run
+
+
+def saved_state(checkpoint: Path, cell: Cell) -> dict[str, Any]:
+    """Where a run was left; one of other settings is refused."""
+    state = load_checkpoint(checkpoint, KIND)
+    if state["settings"] != cell.to_json():
+        raise ValueError(
+            f"{checkpoint} was made with other settings, {state['settings']}; remove it, or choose another --out"
+        )
+    return state
 
 
 class OfflineRun:
@@ -126,10 +140,7 @@ class OfflineRun:
         cell = self.cell
         curve = [self._point(step) for step in sorted(self.curve)]
         return {
-            **{
-                key: getattr(cell, key)
-                for key in ("dataset", "algo", "data", "preset", "steps", "subsample", "augment")
-            },
+            **{key: getattr(cell, key) for key in _SHOWN},
             "seeds": [cell.first_seed + agent for agent in range(cell.seeds)],
             **self.about,
             "task": cell.task,
@@ -182,15 +193,14 @@ class OfflineRun:
                 "seconds": self._wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
-            save_checkpoint(path, KIND, state)
+            try:
+                save_checkpoint(path, KIND, state)
+            except (OSError, SafetensorError) as error:  # the second is how safetensors says that a disk is full
+                raise OSError(f"{path}: the run cannot be saved, what was saved before is kept ({error})") from error
         self.report(f"saved at update {self.updates:,}")
 
     def _load(self, path: Path) -> None:
-        state = load_checkpoint(path, KIND)
-        if state["settings"] != self.cell.to_json():
-            raise ValueError(
-                f"{path} was made with other settings, {state['settings']}; remove it, or choose another --out"
-            )
+        state = saved_state(path, self.cell)
         self.updates = state["updates"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
         for name in CLOCKS:

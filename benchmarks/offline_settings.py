@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
 from learners.iql import IQLSettings, StackedIQL
 from learners.offline import OfflineLearner, OfflineSettings
@@ -29,6 +31,9 @@ _TASKS = {
     "maze2d-medium": "maze2d-medium",
     "maze2d-large": "maze2d-large",
 }
+_NAMES = [
+    name for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES)) if name.startswith(tuple(_TASKS))
+]
 # Where CORL has IQL depart from its usual settings; "reward_range": rewards are divided by the range of returns and
 # multiplied by 1,000.
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
@@ -44,7 +49,7 @@ class Cell:
     """One cell of a table: everything its result depends on.
 
     Attributes:
-        dataset: Name, as `datasets.load` knows it.
+        dataset: Official name or regenerated one, as `datasets.load` knows them; others have no score.
         algo: One of `ALGORITHMS`.
         data: What is learnt from: the real rows, only synthetic ones, or a mixture.
         seeds: Number of agents, which learn from the same rows.
@@ -77,6 +82,10 @@ class Cell:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, by name and value."""
+        if self.dataset not in _NAMES:
+            near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3))
+            hint = f"near are {near}" if near else f"expected one of {', '.join(_TASKS)}"
+            raise ValueError(f"dataset: there is no {self.dataset!r}, {hint}")
         for name, known in (("algo", ALGORITHMS), ("data", DATA)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -98,7 +107,6 @@ class Cell:
         for name in ("steps", "evaluate_every"):
             if getattr(self, name) % per_call:
                 raise ValueError(f"{name}: expected a multiple of {per_call}, got {getattr(self, name)}")
-        _ = self.task
 
     @property
     def synthetic(self) -> bool:
@@ -114,10 +122,7 @@ class Cell:
     @property
     def task(self) -> str:
         """Where policies are judged."""
-        for beginning, task in _TASKS.items():
-            if self.dataset.startswith(f"{beginning}-"):
-                return task
-        raise ValueError(f"dataset: expected one of {', '.join(_TASKS)}, got {self.dataset!r}")
+        return next(task for beginning, task in _TASKS.items() if self.dataset.startswith(beginning))
 
     @property
     def scales_rewards(self) -> bool:

@@ -13,7 +13,8 @@ import tasks
 from tasks import Lane, Task, make_environment
 
 PENDULUM = "Pendulum-v1"
-MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
+MAZES = {"maze2d-umaze": 300, "maze2d-medium": 600, "maze2d-large": 800}  # with the steps of an episode
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", *MAZES)
 CONTROL_SUITE = ("cheetah-run", "quadruped-walk", "reacher-hard")
 
 
@@ -46,6 +47,16 @@ class TestNames:
         pytest.importorskip("dm_control")
         assert Task.named("cheetah-run") == Task("cheetah-run", "dmc", 17, 6, -6.0)
 
+    @pytest.mark.parametrize("name", MAZES)
+    def test_mazes(self, name):
+        need(name)
+        assert Task.named(name) == Task(name, "gym", 4, 2, -2.0)
+
+    def test_a_maze_of_another_size_is_refused_with_those_there_are(self):
+        need("maze2d-umaze")
+        with pytest.raises(ValueError, match="size: expected one of umaze, medium, large, got 'huge'"):
+            Task.named("maze2d-huge")
+
     def test_an_unknown_one_is_refused_with_its_neighbours(self):
         with pytest.raises(ValueError, match=r"env: there is no task 'Pendulun-v1', near are .*Pendulum-v1"):
             Task.named("Pendulun-v1")
@@ -73,6 +84,12 @@ class TestNames:
         monkeypatch.setattr(gym, "make", missing)
         with pytest.raises(ValueError, match=r"env: HalfCheetah-v5 needs more .*MuJoCo is not installed"):
             Task.named("HalfCheetah-v5")
+
+    def test_a_maze_where_its_simulator_is_missing(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "maze2d", raising=False)
+        monkeypatch.setitem(sys.modules, "mujoco", None)
+        with pytest.raises(ValueError, match=r"env: maze2d-umaze needs more than is installed: .*mujoco"):
+            Task.named("maze2d-umaze")
 
     def test_discrete_actions_are_refused(self):
         with pytest.raises(ValueError, match=r"env: expected vectors and bounded actions, CartPole-v1 .*Discrete\(2\)"):
@@ -147,6 +164,16 @@ class TestGymnasium:
         ends = [environment.step(np.zeros(1, np.float32))[2:] for _ in range(200)]
         assert set(ends[:-1]) == {(False, False)}
         assert ends[-1] == (False, True)
+
+    @pytest.mark.parametrize("name", MAZES)
+    def test_a_maze_is_left_at_its_time_limit_with_what_was_earned(self, name):
+        need(name)
+        environment = make_environment(name)
+        environment.reset(0)
+        steps = [environment.step(action) for action in random_actions(MAZES[name], 2)]
+        assert {step[2:] for step in steps[:-1]} == {(False, False)}
+        assert steps[-1][2:] == (False, True)
+        assert {step.reward for step in steps} <= {0.0, 1.0}
 
     def test_a_fall_terminates(self):
         pytest.importorskip("mujoco")
@@ -277,7 +304,13 @@ class TestLane:
 
     @pytest.mark.parametrize(
         ("name", "steps"),
-        [(PENDULUM, 450), ("HalfCheetah-v5", 60), ("Hopper-v5", 90), *((name, 40) for name in CONTROL_SUITE)],
+        [
+            (PENDULUM, 450),
+            ("HalfCheetah-v5", 60),
+            ("Hopper-v5", 90),
+            ("maze2d-umaze", 330),
+            *((name, 40) for name in CONTROL_SUITE),
+        ],
     )
     def test_comes_back_to_exactly_where_it_was(self, name, steps):
         need(name)
@@ -288,7 +321,7 @@ class TestLane:
             before = lane.episode
             lane.step(actions[k])
             begun = k + 1 if lane.episode > before else begun
-        assert name not in (PENDULUM, "Hopper-v5") or lane.episode > 0
+        assert name not in (PENDULUM, "Hopper-v5", "maze2d-umaze") or lane.episode > 0
         # the second one has already been elsewhere
         fresh, used = Lane(name, 5), Lane(name, 5)
         for action in actions[:7]:

@@ -270,6 +270,21 @@ def test_upsampling_again_replaces_the_rows(fake):
     assert set(numbers(buffer.sample(64))) == {-2.0}
 
 
+def test_synthetic_rows_can_be_had_as_they_were_generated(fake):
+    buffer = filled(generator=fake)
+    assert buffer.synthetic is None
+    buffer.upsample(50)
+    buffer.normalize_states()
+    buffer.normalize_rewards(2.0)  # neither of which changes what is held
+    found = buffer.synthetic
+    assert found.spec == fake.spec
+    assert found.rows[:, 0].tolist() == list(range(50))
+    assert found.rewards.unique().tolist() == [-1.0]
+    buffer.upsample(30)
+    assert buffer.synthetic.rows[:, 0].tolist() == list(range(50, 80))
+    assert buffer.synthetic.rewards.unique().tolist() == [-2.0]
+
+
 def test_same_seed_same_rows_and_another_seed_others():
     def batches(seed):
         buffer = filled(generator=TINY, real_ratio=0.5, seed=seed)

@@ -1,0 +1,199 @@
+"""What an offline run may be asked for, the settings that follow from it, and how they are told apart."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import offline_settings
+from dataset_files import RECIPES
+from datasets import normalised_score
+from learners.augment import AUGMENTATIONS
+from learners.iql import IQLSettings
+from learners.td3bc import TD3BCSettings
+from offline_settings import Cell
+from online_settings import is_done
+
+from synther_replay import GeneratorConfig
+
+SYNTHETIC = {"data": "synther", "preset": "fast"}
+
+
+def make(**changes):
+    return Cell(**{"dataset": "walker2d-medium-v2", "algo": "td3bc", "data": "real", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "hopper-medum-regen"}, "dataset: there is no 'hopper-medum-regen', near are hopper-medium-regen"),
+        ({"dataset": "hopper-medium"}, "dataset: there is no 'hopper-medium', near are "),
+        ({"dataset": "hopper-expert-regen"}, "dataset: there is no 'hopper-expert-regen', near are "),
+        ({"dataset": "kitchen-complete-v0"}, "dataset: there is no 'kitchen-complete-v0', expected one of halfcheetah"),
+        ({"dataset": "ant-medium-v2"}, "dataset: there is no 'ant-medium-v2'"),
+        ({"dataset": "mujoco/hopper/medium-v0"}, "dataset: there is no 'mujoco/hopper/medium-v0'"),
+        ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no 'hopper-medium-v2.hdf5'"),
+        ({"dataset": ""}, "dataset: there is no ''"),
+        ({"algo": "sac"}, "algo: expected one of td3bc, iql, got 'sac'"),
+        ({"data": "fake"}, "data: expected one of real, synther, mixed, got 'fake'"),
+        ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
+        ({"seeds": 2.0}, "seeds: expected a whole number, got 2.0"),
+        ({"steps": -100}, "steps: expected a whole number of at least 1, got -100"),
+        ({"steps": 250}, "steps: expected a multiple of 100, got 250"),
+        ({"evaluate_every": 99}, "evaluate_every: expected a multiple of 100, got 99"),
+        ({"evaluate_every": 0}, "evaluate_every: expected a whole number of at least 1, got 0"),
+        ({"rows": 0}, "rows: "),
+        ({"episodes": True}, "episodes: expected a whole number, got True"),
+        ({"first_seed": -1}, "first_seed: expected a whole number of at least 0, got -1"),
+        ({"real_ratio": 1.01}, "real_ratio: expected a number from 0 to 1, got 1.01"),
+        ({"real_ratio": math.nan}, "real_ratio: "),
+        ({"subsample": 0.0}, "subsample: expected a number above 0 and at most 1, got 0.0"),
+        ({"subsample": 1.5}, "subsample: expected a number above 0 and at most 1, got 1.5"),
+        ({"subsample": math.nan}, "subsample: expected a number above 0 and at most 1, got nan"),
+        ({"augment": "noise"}, "augment: expected one of additive, multiplicative, dynamics, got 'noise'"),
+        ({"preset": "fast"}, "data: real has no generator, so it takes no preset"),
+        ({"generator": {"width": 8}}, "data: real has no generator, so it takes no preset or settings of one"),
+        ({"data": "synther"}, "preset: expected one of paper, fast, tiny, got None"),
+        ({"data": "mixed", "preset": "slow"}, "preset: expected one of paper, fast, tiny, got 'slow'"),
+        ({**SYNTHETIC, "generator": {"width": 7}}, "width: expected a multiple of 8"),
+        ({**SYNTHETIC, "generator": {"widht": 8}}, "widht"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name_and_value(changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"subsample": 1}, {"first_seed": 0}, {"real_ratio": 0}, {"steps": 100}, {"evaluate_every": 100}, {"rows": 1}],
+)
+def test_what_just_works_is_not_refused(changes):
+    assert {key: getattr(make(**changes), key) for key in changes} == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "td3bc-real"),
+        ({"algo": "iql", **SYNTHETIC}, "iql-synther"),
+        ({"subsample": 0.15}, "td3bc-real-15pct"),
+        ({"subsample": 0.07}, "td3bc-real-7pct"),
+        ({"subsample": 0.005}, "td3bc-real-0.5pct"),
+        ({"subsample": 1.0}, "td3bc-real-100pct"),
+        ({"augment": "dynamics"}, "td3bc-real-dynamics"),
+        ({"data": "mixed", "preset": "tiny", "subsample": 0.5, "augment": "additive"}, "td3bc-mixed-50pct-additive"),
+    ],
+)
+def test_names_are_those_of_files(changes, name):
+    assert make(**changes).name == name
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task"),
+    [
+        ("halfcheetah-medium-replay-v2", "HalfCheetah-v5"),
+        ("hopper-medium-expert-regen", "Hopper-v5"),
+        ("walker2d-random-regen", "Walker2d-v5"),
+        ("maze2d-umaze-v1", "maze2d-umaze"),
+        ("maze2d-medium-regen", "maze2d-medium"),
+        ("maze2d-large-regen", "maze2d-large"),
+    ],
+)
+def test_policies_are_judged_on_the_task_of_the_set(dataset, task):
+    assert make(dataset=dataset).task == task
+
+
+def test_every_set_that_can_be_regenerated_has_a_task_and_a_score():
+    for recipe in RECIPES:
+        made = make(dataset=f"{recipe}-regen")
+        assert made.task
+        assert math.isfinite(normalised_score(made.dataset, 0.0))
+
+
+class TestAlgorithm:
+    def settings(self, algo, dataset, steps=1_000):
+        return make(algo=algo, dataset=dataset, steps=steps)._settings()
+
+    @pytest.mark.parametrize("dataset", ["hopper-medium-v2", "halfcheetah-medium-regen", "maze2d-umaze-regen"])
+    def test_td3bc_is_the_same_everywhere(self, dataset):
+        assert self.settings("td3bc", dataset) == TD3BCSettings()
+        assert not make(dataset=dataset).scales_rewards
+
+    @pytest.mark.parametrize(
+        ("dataset", "changes", "scales"),
+        [
+            ("hopper-medium-v2", {"deterministic": True, "target_speed": 0.001}, True),
+            ("hopper-medium-replay-regen", {"deterministic": True, "target_speed": 0.001}, True),
+            ("hopper-medium-expert-regen", {"beta": 6.0, "expectile": 0.5}, False),
+            ("hopper-random-regen", {}, False),
+            ("walker2d-medium-regen", {}, False),
+            ("halfcheetah-medium-replay-v2", {}, False),
+            ("maze2d-medium-regen", {}, False),
+        ],
+    )
+    def test_iql_departs_where_corl_does(self, dataset, changes, scales):
+        assert self.settings("iql", dataset) == IQLSettings(steps=1_000, **changes)
+        assert make(algo="iql", dataset=dataset).scales_rewards == scales
+
+    def test_iql_slows_down_over_the_whole_run(self):
+        assert self.settings("iql", "walker2d-medium-v2", steps=700).steps == 700
+
+
+class TestToJson:
+    def test_is_what_comes_back_from_a_file(self, tmp_path):
+        made = make(data="mixed", preset="tiny", generator={"betas": (0.9, 0.95), "width": 64})
+        assert json.loads(json.dumps(made.to_json())) == made.to_json()
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps({"settings": made.to_json()}))
+        assert is_done(path, made)
+
+    def test_holds_all_there_is_to_choose_and_what_it_stands_for(self):
+        made = make(data="synther", preset="tiny", generator={"width": 64})
+        found = made.to_json()
+        assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"}
+        assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
+        assert TD3BCSettings(**found["algorithm"]) == TD3BCSettings()
+        assert make().to_json()["generator"] == {}
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"dataset": "walker2d-medium-regen"},
+            {"algo": "iql"},
+            {"data": "mixed"},
+            {"seeds": 7},
+            {"steps": 100},
+            {"preset": "paper"},
+            {"rows": 9},
+            {"real_ratio": 0.25},
+            {"subsample": 1.0},
+            {"augment": next(iter(AUGMENTATIONS))},
+            {"first_seed": 1},
+            {"episodes": 1},
+            {"evaluate_every": 100},
+            {"generator": {"sampling_steps": 5}},
+        ],
+    )
+    def test_is_another_with_any_other_choice(self, changes):
+        assert make(**{**SYNTHETIC, **changes}).to_json() != make(**SYNTHETIC).to_json()
+
+    def test_is_the_same_where_a_preset_is_only_repeated(self):
+        repeated = {"width": GeneratorConfig.fast().width}
+        assert make(**SYNTHETIC, generator=repeated).to_json() == make(**SYNTHETIC).to_json()
+
+    @pytest.mark.parametrize("algo", ["td3bc", "iql"])
+    def test_is_another_in_a_release_whose_algorithm_is(self, algo, monkeypatch):
+        before, genuine = make(algo=algo).to_json(), Cell._settings
+        monkeypatch.setattr(Cell, "_settings", lambda self: replace(genuine(self), gamma=0.95))
+        assert make(algo=algo).to_json() != before
+
+    def test_is_another_in_a_release_whose_preset_is(self, monkeypatch):
+        before = make(**SYNTHETIC).to_json()
+        other = type("Release", (), {"fast": staticmethod(lambda **changes: GeneratorConfig(depth=3, **changes))})
+        monkeypatch.setattr(offline_settings, "GeneratorConfig", other)
+        assert make(**SYNTHETIC).to_json() != before
