@@ -118,8 +118,10 @@ class ReplayBuffer:
 
     @property
     def synthetic(self) -> Transitions | None:
-        """The synthetic rows that are held, as they were generated; None before `upsample`."""
-        return Transitions(self._source.spec, self._source.store.rows) if self._source else None
+        """The synthetic rows that are held, as they were generated; None while there are none."""
+        if self._source is None or not len(self._source.store):
+            return None
+        return Transitions(self._source.spec, self._source.store.rows)
 
     def load_d4rl_dataset(self, data: Mapping[str, Any]) -> None:
         """Take in a data set as `d4rl.qlearning_dataset` gives it, once, into an empty buffer.

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there i
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
 from offline_run import run_to_file
-from offline_settings import ALGORITHMS, DATA, PRESETS, Cell
+from offline_settings import ALGORITHMS, DATA, NETWORKS, PRESETS, Cell
 from online_dmc import duration, setting
 from online_settings import is_done
 
@@ -52,6 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a mixture (0.5)")
     parser.add_argument("--subsample", type=float, help="share of the data set to keep (all)")
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
+    parser.add_argument("--network", choices=NETWORKS, help="other networks and batches than the algorithm's own")
     parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
     parser.add_argument("--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU)")
     parser.add_argument("--first-seed", type=int, help="of networks, batches, subsample and generator (0)")
@@ -85,7 +86,18 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    names = ("preset", "rows", "real_ratio", "subsample", "augment", "seeds", "steps", "first_seed", "episodes")
+    names = (
+        "preset",
+        "rows",
+        "real_ratio",
+        "subsample",
+        "augment",
+        "network",
+        "seeds",
+        "steps",
+        "first_seed",
+        "episodes",
+    )
     given = {name: getattr(args, name) for name in (*names, "evaluate_every")}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}

@@ -41,6 +41,8 @@ class DataSource:
         """What the agents of a cell learn from, and what there is to say of how it was made."""
         dataset = self.dataset(cell)
         about: dict[str, Any] = {"origin": dataset.origin, "real_rows": len(dataset)}
+        if "command" in dataset.attributes:
+            about["dataset_command"] = dataset.attributes["command"]
         synthetic = None
         if cell.synthetic:
             synthetic, made = self._synthetic(cell, dataset)
@@ -49,6 +51,7 @@ class DataSource:
             None if cell.data == "synther" else dataset.transitions(),
             synthetic,
             real_ratio=cell.real_ratio,
+            scale_observations=cell.scales_observations,
             reward_scale=self._reward_scale(cell),
             augmentation=AUGMENTATIONS[cell.augment] if cell.augment else None,
             device=self.device,

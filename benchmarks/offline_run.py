@@ -26,7 +26,16 @@ from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 KIND = "offline run"
 STRETCH = 5_000  # updates between two points where a run can be continued
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
-_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment")  # of a cell, at the top of its result
+_SHOWN = (
+    "dataset",
+    "algo",
+    "data",
+    "preset",
+    "steps",
+    "subsample",
+    "augment",
+    "network",
+)  # of a cell, at the top of its result
 _PRINT = partial(print, flush=True)
 
 

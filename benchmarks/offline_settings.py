@@ -9,6 +9,8 @@ from typing import Any
 
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
+from learners.cql import CQLSettings, StackedCQL
+from learners.edac import EDACSettings, StackedEDAC
 from learners.iql import IQLSettings, StackedIQL
 from learners.offline import OfflineLearner, OfflineSettings
 from learners.rows import SharedRows
@@ -18,7 +20,14 @@ from synther_replay import GeneratorConfig
 from synther_replay.checks import whole_number
 from synther_replay.mixing import check_real_ratio
 
-ALGORITHMS = ("td3bc", "iql")
+ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
+    "td3bc": (StackedTD3BC, TD3BCSettings),
+    "iql": (StackedIQL, IQLSettings),
+    "edac": (StackedEDAC, EDACSettings),
+    "cql": (StackedCQL, CQLSettings),
+}
+# The paper's larger networks come with larger batches.
+NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
 PRESETS = ("paper", "fast", "tiny")
 # Where a policy is judged, by the beginning of a data set's name. D4RL's own versions of these tasks need a simulator
@@ -34,13 +43,23 @@ _TASKS = {
 _NAMES = [
     name for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES)) if name.startswith(tuple(_TASKS))
 ]
-# Where CORL has IQL depart from its usual settings; "reward_range": rewards are divided by the range of returns and
-# multiplied by 1,000.
+# Where CORL has an algorithm depart from its usual settings; "reward_range": rewards are divided by the range of
+# returns and multiplied by 1,000.
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
-_IQL: dict[str, dict[str, Any]] = {
-    "hopper-medium": _SMOOTH,
-    "hopper-medium-replay": _SMOOTH,
-    "hopper-medium-expert": {"beta": 6.0, "expectile": 0.5},
+_MANY = {"critics": 50}
+_DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
+    "iql": {
+        "hopper-medium": _SMOOTH,
+        "hopper-medium-replay": _SMOOTH,
+        "hopper-medium-expert": {"beta": 6.0, "expectile": 0.5},
+    },
+    "edac": {
+        "hopper-medium": _MANY,
+        "hopper-medium-replay": _MANY,
+        "hopper-medium-expert": _MANY,
+        "halfcheetah-medium-expert": {"eta": 5.0},
+        "walker2d-medium-expert": {"eta": 5.0},
+    },
 }
 
 
@@ -59,6 +78,7 @@ class Cell:
         real_ratio: Share of real rows in a mixture.
         subsample: Share of the data set that is there at all; None: all of it.
         augment: One of `AUGMENTATIONS`, or None.
+        network: One of `NETWORKS`, or None for the algorithm's own.
         first_seed: Of networks, batches, subsample and generator; agents are judged with this seed and the following.
         episodes: Per evaluation.
         evaluate_every: Updates between two evaluations.
@@ -75,6 +95,7 @@ class Cell:
     real_ratio: float = 0.5
     subsample: float | None = None
     augment: str | None = None
+    network: str | None = None
     first_seed: int = 0
     episodes: int = 10
     evaluate_every: int = 50_000
@@ -97,6 +118,8 @@ class Cell:
             raise ValueError(f"subsample: expected a number above 0 and at most 1, got {self.subsample!r}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"augment: expected one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.network is not None and self.network not in NETWORKS:
+            raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {self.network!r}")
         if self.synthetic:
             if self.preset not in PRESETS:
                 raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
@@ -117,7 +140,7 @@ class Cell:
     def name(self) -> str:
         """Algorithm and data, as files are named."""
         share = None if self.subsample is None else f"{100 * self.subsample:g}pct"
-        return "-".join(part for part in (self.algo, self.data, share, self.augment) if part)
+        return "-".join(part for part in (self.algo, self.data, share, self.augment, self.network) if part)
 
     @property
     def task(self) -> str:
@@ -129,6 +152,11 @@ class Cell:
         """Whether rewards count relative to the range of returns."""
         return bool(self._departures().get("reward_range"))
 
+    @property
+    def scales_observations(self) -> bool:
+        """Whether observations get a mean of 0 and a standard deviation of 1; EDAC takes them as they are."""
+        return self.algo != "edac"
+
     def generator_config(self) -> GeneratorConfig:
         """The preset's, with what is changed."""
         config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**self.generator)
@@ -136,11 +164,9 @@ class Cell:
 
     def learner(self, rows: SharedRows) -> OfflineLearner:
         """The agents, before they have learnt anything."""
-        settings = self._settings()
-        if isinstance(settings, IQLSettings):
-            return StackedIQL(rows, self.seeds, settings, seed=self.first_seed)
-        assert isinstance(settings, TD3BCSettings)
-        return StackedTD3BC(rows, self.seeds, settings, seed=self.first_seed)
+        build, _ = ALGORITHMS[self.algo]
+        learner: OfflineLearner = build(rows, self.seeds, self._settings(), seed=self.first_seed)
+        return learner
 
     def to_json(self) -> dict[str, Any]:
         """The settings as they come back from a file, with those of generator and algorithm in this release."""
@@ -152,10 +178,12 @@ class Cell:
         return as_read
 
     def _departures(self) -> dict[str, Any]:
-        if self.algo != "iql":
-            return {}
-        return _IQL.get(self.dataset.rpartition("-")[0], {})  # without its version, or "regen"
+        """What this data set changes, whose name is taken without its version, or "regen"."""
+        return _DEPARTURES.get(self.algo, {}).get(self.dataset.rpartition("-")[0], {})
 
     def _settings(self) -> OfflineSettings:
+        _, kind = ALGORITHMS[self.algo]
         changes = {name: value for name, value in self._departures().items() if name != "reward_range"}
-        return IQLSettings(steps=self.steps, **changes) if self.algo == "iql" else TD3BCSettings()
+        if self.algo == "iql":
+            changes["steps"] = self.steps
+        return kind(**{**changes, **(NETWORKS[self.network] if self.network else {})})

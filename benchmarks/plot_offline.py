@@ -33,8 +33,14 @@ VARIANTS = {
     "mixed": "#CC79A7",
     "synther": "#0072B2",
 }
-KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "origin", "final", "wall_seconds")
-KEYS += ("machine", "versions", "command", "commit")  # where a number comes from, without which it is not published
+KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "final")
+KEYS += (
+    "wall_seconds",
+    "machine",
+    "versions",
+    "command",
+    "commit",
+)  # where a number comes from, without which it is not published
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Result:
 
     Attributes:
         dataset: Name of the data set.
-        algo: The algorithm.
+        algo: The algorithm, and its networks where they are not its own.
         variant: What was learnt from, one of `VARIANTS`.
         share: Of the data set that was there, in per cent; None for all of it.
         regenerated: Whether we made the data set ourselves.
@@ -80,7 +86,7 @@ def read_result(path: Path) -> Result:
     share = None if content["subsample"] is None else 100 * content["subsample"]
     return Result(
         content["dataset"],
-        content["algo"],
+        "-".join(part for part in (content["algo"], content["network"]) if part),
         variant,
         share,
         content["origin"] == "regenerated",

@@ -74,7 +74,7 @@ class TestKinds:
         assert len(rows) == rows.real == len(expected)
         expect_rows(raw(rows), expected)
         assert not fits
-        assert about == {"origin": "regenerated", "real_rows": len(expected)}
+        assert about == {"origin": "regenerated", "real_rows": len(expected), "dataset_command": "python make.py"}
 
     def test_synther_has_no_real_row(self, source, fits, folder):
         rows, about = source.rows(cell(data="synther"))

@@ -538,19 +538,20 @@ class TestSharedRows:
             SharedRows(transitions(9), transitions(9), real_ratio=ratio, device=CPU)
 
 
+FULL_SIZE = {
+    "td3bc": (StackedTD3BC, TD3BCSettings(updates_per_call=10)),
+    "iql": (StackedIQL, IQLSettings(updates_per_call=10)),
+    "edac": (StackedEDAC, EDACSettings(updates_per_call=5)),
+    "cql": (StackedCQL, CQLSettings(updates_per_call=5)),
+}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpu:
-    SETTINGS = {
-        "td3bc": (StackedTD3BC, TD3BCSettings(updates_per_call=10)),
-        "iql": (StackedIQL, IQLSettings(updates_per_call=10)),
-        "edac": (StackedEDAC, EDACSettings(updates_per_call=5)),
-        "cql": (StackedCQL, CQLSettings(updates_per_call=5)),
-    }
-
     def learned(self, algo, calls=3):
         torch.set_default_dtype(torch.float32)
         data = transitions(5_000)
-        build, settings = self.SETTINGS[algo]
+        build, settings = FULL_SIZE[algo]
         rows = SharedRows(Transitions(SPEC, data.rows.float()), device=torch.device("cuda", 0))
         learner = build(rows, 2, settings, seed=0)
         learner.prepare()
@@ -561,7 +562,7 @@ class TestOnGpu:
         torch.cuda.synchronize()
         return learner, before
 
-    @pytest.mark.parametrize("algo", SETTINGS)
+    @pytest.mark.parametrize("algo", FULL_SIZE)
     def test_captured_updates_learn_and_repeat(self, algo):
         (one, before), (other, _) = self.learned(algo), self.learned(algo)
         assert int(one.updates) == 3 * one.hyper.updates_per_call
@@ -572,9 +573,9 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("algo", ["td3bc", "iql"])
     def test_kernels_learn_as_operations_do(self, algo, monkeypatch):
-        (with_kernels, before) = self.learned(algo, calls=1)
+        with_kernels, _ = self.learned(algo, calls=1)
         monkeypatch.setattr(critics, "has_kernels", lambda *_: False)
-        (without, _) = self.learned(algo, calls=1)
+        without, _ = self.learned(algo, calls=1)
         for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
             # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.
             moved = torch.linalg.norm(other.mean)

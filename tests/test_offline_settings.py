@@ -13,6 +13,7 @@ import offline_settings
 from dataset_files import RECIPES
 from datasets import normalised_score
 from learners.augment import AUGMENTATIONS
+from learners.edac import EDACSettings
 from learners.iql import IQLSettings
 from learners.td3bc import TD3BCSettings
 from offline_settings import Cell
@@ -38,7 +39,7 @@ def make(**changes):
         ({"dataset": "mujoco/hopper/medium-v0"}, "dataset: there is no 'mujoco/hopper/medium-v0'"),
         ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no 'hopper-medium-v2.hdf5'"),
         ({"dataset": ""}, "dataset: there is no ''"),
-        ({"algo": "sac"}, "algo: expected one of td3bc, iql, got 'sac'"),
+        ({"algo": "sac"}, "algo: expected one of td3bc, iql, edac, cql, got 'sac'"),
         ({"data": "fake"}, "data: expected one of real, synther, mixed, got 'fake'"),
         ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
         ({"seeds": 2.0}, "seeds: expected a whole number, got 2.0"),
@@ -139,6 +140,34 @@ class TestAlgorithm:
     def test_iql_departs_where_corl_does(self, dataset, changes, scales):
         assert self.settings("iql", dataset) == IQLSettings(steps=1_000, **changes)
         assert make(algo="iql", dataset=dataset).scales_rewards == scales
+
+    @pytest.mark.parametrize(
+        ("dataset", "changes"),
+        [
+            ("hopper-medium-regen", {"critics": 50}),
+            ("hopper-medium-expert-v2", {"critics": 50}),
+            ("walker2d-medium-expert-regen", {"eta": 5.0}),
+            ("halfcheetah-medium-expert-v2", {"eta": 5.0}),
+            ("walker2d-medium-replay-regen", {}),
+        ],
+    )
+    def test_edac_departs_where_corl_does(self, dataset, changes):
+        assert self.settings("edac", dataset) == EDACSettings(**changes)
+        assert not make(algo="edac", dataset=dataset).scales_rewards
+
+    @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+    def test_only_edac_takes_observations_as_they_are(self, algo):
+        assert make(algo=algo).scales_observations == (algo != "edac")
+
+    @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+    def test_larger_networks_come_with_larger_batches(self, algo):
+        large, usual = (make(algo=algo, network=network) for network in ("large", None))
+        found = large._settings()
+        assert (found.hidden, found.hidden_layers, found.batch_size) == (512, 3, 1024)
+        assert replace(found, hidden=256, hidden_layers=usual._settings().hidden_layers, batch_size=256) == (
+            usual._settings()
+        )
+        assert large.name == f"{usual.name}-large"
 
     def test_iql_slows_down_over_the_whole_run(self):
         assert self.settings("iql", "walker2d-medium-v2", steps=700).steps == 700

@@ -13,11 +13,11 @@ import plot_offline
 from aggregate import mean_estimate
 
 
-def write(folder, dataset, algo, data, scores, *, share=None, augment=None, changes=None):
-    name = "-".join(part for part in (algo, data, share and f"{100 * share:g}pct", augment) if part)
+def write(folder, dataset, algo, data, scores, *, share=None, augment=None, network=None, changes=None):
+    name = "-".join(part for part in (algo, data, share and f"{100 * share:g}pct", augment, network) if part)
     content = {
         "dataset": dataset, "algo": algo, "data": data, "steps": 100, "seeds": list(range(len(scores))),
-        "subsample": share, "augment": augment, "origin": "regenerated" if dataset.endswith("regen") else "official",
+        "subsample": share, "augment": augment, "network": network, "origin": "regenerated" if dataset.endswith("regen") else "official",
         "final": scores, "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
     }  # fmt: skip
     path = folder / dataset / f"{name}.json"
@@ -59,6 +59,14 @@ def test_reduced_data_sets_have_tables_of_their_own(tmp_path):
     found = lines(tmp_path)
     assert found[2] == "| iql | real |"
     assert found[7] == "| iql, 15 % of each data set | real | additive | dynamics |"
+
+
+def test_other_networks_count_as_another_algorithm(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [2.0], network="large")
+    found = lines(tmp_path)
+    assert "| td3bc | real |" in found
+    assert "| td3bc-large | real |" in found
 
 
 def test_a_failed_seed_counts_as_a_random_policy_and_is_named(tmp_path):
