@@ -17,7 +17,8 @@ def write(folder, dataset, algo, data, scores, *, share=None, augment=None, netw
     name = "-".join(part for part in (algo, data, share and f"{100 * share:g}pct", augment, network) if part)
     content = {
         "dataset": dataset, "algo": algo, "data": data, "steps": 100, "seeds": list(range(len(scores))),
-        "subsample": share, "augment": augment, "network": network, "origin": "regenerated" if dataset.endswith("regen") else "official",
+        "subsample": share, "augment": augment, "network": network,
+        "origin": "regenerated" if dataset.endswith("regen") else "official",
         "final": scores, "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
     }  # fmt: skip
     path = folder / dataset / f"{name}.json"
