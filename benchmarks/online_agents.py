@@ -55,7 +55,7 @@ class Agents:
             config = settings.generator_config(task)
             seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
             self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
-        self._chosen = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._row, self.observations, self.actions = (
             torch.zeros(settings.seeds, width, pin_memory=device.type == "cuda")
             for width in (self.spec.dim, task.observation_dim, task.action_dim)
@@ -63,6 +63,7 @@ class Agents:
 
     def take_in(self, after: Steps) -> None:
         """Store what followed the actions; of an agent that failed, zeros."""
+        self.await_copies()  # out of the memory that is written to here
         spec, row = self.spec, self._row.numpy()
         row[:, spec.observations] = self.observations.numpy()
         row[:, spec.actions] = self.actions.numpy()
@@ -71,20 +72,24 @@ class Agents:
         row[:, spec.terminated.start] = after.terminated
         row[after.failed] = 0.0
         self.replay.add(self._row)
+        self._note_copies()
         self.observations.numpy()[:] = after.observations
 
     def act(self) -> None:
-        """Begin to choose the next actions; they are there after `await_actions`."""
+        """Begin to choose the next actions; they are there after `await_copies`."""
         self.learner.observations.copy_(self.observations, non_blocking=True)
         self.learner.act()
         self.actions.copy_(self.learner.actions, non_blocking=True)
-        if self._chosen:
-            self._chosen.record()
+        self._note_copies()
 
-    def await_actions(self) -> None:
-        """Wait for what `act` began, though not for anything that the GPU was given to do after it."""
-        if self._chosen:
-            self._chosen.synchronize()
+    def await_copies(self) -> None:
+        """Wait for rows and actions on their way to and from the GPU, though not for what it was given to do since."""
+        if self._copied:
+            self._copied.synchronize()
+
+    def _note_copies(self) -> None:
+        if self._copied:
+            self._copied.record()
 
     def warm_up(self) -> None:
         """Have everything compiled that fits and generates, on a model and rows that are thrown away."""

@@ -156,7 +156,7 @@ class OnlineRun:
             else:
                 with progress.clock("learner"):
                     agents.learner.learn()  # on a GPU this only begins, and goes on while the environments step
-                    agents.await_actions()
+                    agents.await_copies()
             with progress.clock("env"):
                 environments.begin_step(agents.actions.numpy())
                 after = environments.end_step()
@@ -171,7 +171,7 @@ class OnlineRun:
                     evaluator.submit(progress.step, weights)
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
-        agents.await_actions()
+        agents.await_copies()
 
     def _take_in(self, after: Steps) -> None:
         """Store what happened and begin to choose the next actions."""
