@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
     parser.add_argument("--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU)")
     parser.add_argument("--first-seed", type=int, help="of networks, batches, subsample and generator (0)")
-    parser.add_argument("--episodes", type=int, help="per evaluation (10)")
+    parser.add_argument("--episodes", type=int, help="per evaluation (10, in mazes 100)")
     parser.add_argument("--evaluate-every", type=int, help="updates between two evaluations (50,000)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"

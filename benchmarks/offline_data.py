@@ -52,6 +52,7 @@ class DataSource:
             synthetic,
             real_ratio=cell.real_ratio,
             scale_observations=cell.scales_observations,
+            scale_like=dataset.transitions(),  # also where all rows are synthetic, as in the published code
             reward_scale=self._reward_scale(cell),
             augmentation=AUGMENTATIONS[cell.augment] if cell.augment else None,
             device=self.device,

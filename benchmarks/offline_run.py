@@ -17,7 +17,7 @@ from datasets import normalised_score
 from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
-from reporting import origin, synchronise, write_json
+from reporting import origin, sign, synchronise, write_json
 from safetensors import SafetensorError
 from tasks import agent_seed
 
@@ -92,6 +92,7 @@ class OfflineRun:
         self.cell, self.device, self.report = cell, source.device, report
         self.updates = 0
         self.curve: dict[int, list[float]] = {}
+        self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
         self.seconds: dict[str, float] = defaultdict(float)
         self._begun = time.monotonic()
         with self._clock("data"):
@@ -127,6 +128,7 @@ class OfflineRun:
         with self._clock("start"):
             if checkpoint.exists():
                 self._load(checkpoint)
+            sign(self.made_on, self.device)
             self.learner.prepare()
         seeds = [agent_seed(self.cell.first_seed + agent) for agent in range(self.cell.seeds)]
         processes = min(workers or os.cpu_count() or 1, len(seeds))
@@ -156,6 +158,7 @@ class OfflineRun:
             "curve": curve,
             "final": curve[-1]["scores"],
             "wall_seconds": {name: round(spent, 2) for name, spent in self._wall_seconds().items()},
+            "made_on": self.made_on,
             "settings": cell.to_json(),
         }
 
@@ -197,6 +200,8 @@ class OfflineRun:
         with self._clock("checkpoint"):
             state = {
                 "settings": self.cell.to_json(),
+                "rows": self.rows.fingerprint(),
+                "made_on": self.made_on,
                 "updates": self.updates,
                 "curve": {str(step): returns for step, returns in self.curve.items()},
                 "seconds": self._wall_seconds(),
@@ -210,7 +215,12 @@ class OfflineRun:
 
     def _load(self, path: Path) -> None:
         state = saved_state(path, self.cell)
-        self.updates = state["updates"]
+        if state["rows"] != self.rows.fingerprint():
+            raise ValueError(
+                f"{path} is of a run with other rows: the data set was made anew, or this machine generates others; "
+                "remove it to begin again"
+            )
+        self.updates, self.made_on = state["updates"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
         for name in CLOCKS:
             self.seconds[name] += state["seconds"].get(name, 0.0)

@@ -18,7 +18,7 @@ from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
-from reporting import origin, synchronise, write_json
+from reporting import origin, sign, synchronise, write_json
 from tasks import Task, agent_seed
 from workers import Environments, Steps
 
@@ -106,7 +106,7 @@ class OnlineRun:
             with self.progress.clock("start"):
                 if checkpoint.exists():
                     self._load(checkpoint)
-                self._sign()
+                sign(self.progress.made_on, self.device)
                 environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
                 self._enter(environments)
                 if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
@@ -232,15 +232,6 @@ class OnlineRun:
             )
         self.progress.load_state_dict(state)
         self.agents.load_state_dict(state)
-
-    def _sign(self) -> None:
-        """Note where and with which code the run goes on."""
-        here = {key: value for key, value in origin(self.device).items() if key in ("machine", "commit")}
-        made_on = self.progress.made_on
-        if made_on and made_on[-1] != here:
-            warnings.warn(f"this run was begun with {made_on[-1]} and goes on with {here}", stacklevel=2)
-        if here not in made_on:
-            made_on.append(here)
 
     def _processes(self, stack: ExitStack, cores: int) -> tuple[Environments, Evaluator]:
         """Start what steps environments and what evaluates."""

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -54,6 +55,15 @@ def origin(device: torch.device) -> dict[str, Any]:
         "command": " ".join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)]),
         "commit": commit(),
     }
+
+
+def sign(made_on: list[dict[str, Any]], device: torch.device) -> None:
+    """Note in `made_on` on which machine and with which code a run goes on, and warn if that has changed."""
+    here = {key: value for key, value in origin(device).items() if key in ("machine", "commit")}
+    if made_on and made_on[-1] != here:
+        warnings.warn(f"this run was begun with {made_on[-1]} and goes on with {here}", stacklevel=3)
+    if here not in made_on:
+        made_on.append(here)
 
 
 def commit() -> str:

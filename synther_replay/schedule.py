@@ -41,7 +41,8 @@ class RetrainSchedule:
         """Refuse numbers that make no schedule."""
         for name in ("every", "rows", "start"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        if not isinstance(self.growth, Real) or not 0 <= self.growth < math.inf:
+        number = isinstance(self.growth, Real) and not isinstance(self.growth, bool)
+        if not number or not 0 <= self.growth < math.inf:
             raise ValueError(f"growth: expected a share of at least 0, got {self.growth!r}")
         object.__setattr__(self, "growth", float(self.growth))
 

@@ -252,6 +252,24 @@ class TestReplay:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpu:
+    def test_targets_follow_when_they_should_and_only_then(self):
+        from kernels import TritonCritics
+
+        shape = MlpShape(23, 1)
+        values = initialise(shape, 8, torch.Generator().manual_seed(0)).cuda()
+        updater = TritonCritics(values, Adam(values[:4], 3e-4), shape, critics=2, batch_size=256, target_speed=0.005)
+        inputs = padded(torch.randn(2, 2, 256, 23, device="cuda"), columns=shape.padded_inputs)
+        bellman, left_out = torch.randn(2, 2, 256, device="cuda"), torch.zeros(2, 2, device="cuda")
+        rates = updater.adam.rates(torch.zeros((), dtype=torch.float64, device="cuda"), 2)
+        before, halves = values.clone(), updater.halves.clone()
+        updater.update(inputs, bellman, left_out, rates[0], follow=False)
+        assert torch.equal(values[4:], before[4:])
+        assert torch.equal(updater.halves[4:], halves[4:])
+        learnt = values[:4].clone()
+        assert not torch.equal(learnt, before[:4])
+        updater.update(inputs, bellman, left_out, rates[1])
+        torch.testing.assert_close(values[4:], before[4:].lerp(values[:4], 0.005))
+
     @pytest.mark.parametrize(("agents", "critics", "inputs"), [(1, 2, 23), (8, 2, 23), (2, 10, 90), (3, 2, 11)])
     def test_kernels_compute_what_the_operations_compute(self, agents, critics, inputs):
         from kernels import TritonCritics

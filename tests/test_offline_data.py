@@ -87,6 +87,13 @@ class TestKinds:
         assert about["fit_steps"] == 20
         assert about.keys() >= {"fit_seconds", "generate_seconds", "held_out_loss", "origin"}
 
+    @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
+    def test_observations_are_scaled_by_those_of_the_data_set(self, data, source, folder):
+        rows, _ = source.rows(cell(data=data))
+        real = load(HOPPER, folder=folder).observations
+        np.testing.assert_allclose(rows.mean, real.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows.std, real.std(0) + 1e-3, rtol=1e-4)
+
     @pytest.mark.parametrize(("ratio", "share"), [(0.5, 16), (0.25, 8)])
     def test_mixed_has_both_in_their_share(self, source, ratio, share):
         synthetic = raw(source.rows(cell(data="synther"))[0])

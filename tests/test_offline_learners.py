@@ -479,6 +479,21 @@ class TestSharedRows:
         assert torch.equal(made.rows, data.rows)
         assert (made.mean == 0).all() and (made.std == 1).all()
 
+    def test_observations_may_be_scaled_like_others(self):
+        data, other = transitions(30), transitions(40, seed=3)
+        made = SharedRows(data, scale_like=other, device=CPU)
+        torch.testing.assert_close(made.mean, other.rows[:, SPEC.observations].mean(0))
+        assert not torch.allclose(made.mean, data.rows[:, SPEC.observations].mean(0))
+
+    @pytest.mark.parametrize("place", [(0, 0), (7, 3), (29, 12)])
+    def test_other_rows_have_another_fingerprint(self, place):
+        one, same, other = (SharedRows(transitions(30), device=CPU) for _ in range(3))
+        other.rows[place] += 1e-3
+        assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+        swapped = SharedRows(transitions(30), device=CPU)
+        swapped.rows[:, [0, 1]] = swapped.rows[:, [1, 0]]
+        assert swapped.fingerprint() != one.fingerprint()
+
     def test_the_data_are_left_as_they_were(self):
         data = transitions(50)
         before = data.rows.clone()

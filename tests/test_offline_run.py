@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_run
 from evaluation import mean_return
 from learners.offline import OfflineLearner
+from learners.rows import SharedRows
 from offline_data import DataSource
 from offline_run import OfflineRun, run_to_file
 from offline_settings import Cell
@@ -34,7 +35,7 @@ EVALUATIONS = [16, 32, STEPS]
 STOPS = [12, 16, 24, 32, 36]  # where a stretch ends: every 12 updates, and where it is judged
 BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
 KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "seeds", "origin", "task"}
-KEYS |= {"real_rows", "dataset_command"}
+KEYS |= {"real_rows", "dataset_command", "made_on"}
 KEYS |= {"curve", "final", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
@@ -288,6 +289,29 @@ class TestContinuing:
             with pytest.raises(ValueError, match="was made with other settings"):
                 run_through(checkpoint, other)
         assert checkpoint.read_bytes() == saved
+
+    @pytest.mark.parametrize("data", ["real", "synther"])
+    def test_other_rows_are_refused_and_the_checkpoint_left_alone(self, data, tmp_path, run_through, monkeypatch):
+        run_through(tmp_path / "c", cell(data=data), time_limit=0)
+        saved = (tmp_path / "c").read_bytes()
+        genuine = SharedRows.__init__
+
+        def slightly_other(self, *args, **options):
+            genuine(self, *args, **options)
+            self.rows[3, 1] += 1e-3
+
+        monkeypatch.setattr(SharedRows, "__init__", slightly_other)
+        with pytest.raises(ValueError, match="is of a run with other rows"):
+            run_through(tmp_path / "c", cell(data=data))
+        assert (tmp_path / "c").read_bytes() == saved
+
+    def test_other_code_is_warned_of_and_noted(self, tmp_path, run_through, monkeypatch):
+        monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
+        run_through(tmp_path / "c", cell(), time_limit=0)
+        monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
+        with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
+            run = run_through(tmp_path / "c", cell())
+        assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
 
     def test_a_release_with_another_algorithm_does_not_go_on(self, tmp_path, run_through, monkeypatch):
         run_through(tmp_path / "c", cell(), time_limit=0)

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import offline_settings
 from dataset_files import RECIPES
 from datasets import normalised_score
 from learners.augment import AUGMENTATIONS
+from learners.cql import CQLSettings
 from learners.edac import EDACSettings
 from learners.iql import IQLSettings
 from learners.td3bc import TD3BCSettings
@@ -149,11 +150,29 @@ class TestAlgorithm:
             ("walker2d-medium-expert-regen", {"eta": 5.0}),
             ("halfcheetah-medium-expert-v2", {"eta": 5.0}),
             ("walker2d-medium-replay-regen", {}),
+            ("maze2d-large-regen", {"eta": 0.1}),
         ],
     )
     def test_edac_departs_where_corl_does(self, dataset, changes):
         assert self.settings("edac", dataset) == EDACSettings(**changes)
         assert not make(algo="edac", dataset=dataset).scales_rewards
+
+    @pytest.mark.parametrize(("dataset", "scales"), [("hopper-medium-regen", True), ("hopper-medium-replay-v2", False)])
+    def test_cql_departs_where_corl_does(self, dataset, scales):
+        assert self.settings("cql", dataset) == CQLSettings()
+        assert make(algo="cql", dataset=dataset).scales_rewards == scales
+        assert make(algo="cql", dataset=dataset).to_json()["algorithm"]["scales_rewards"] == scales
+
+    def test_cql_has_no_multiplier_for_mazes(self):
+        with pytest.raises(ValueError, match="algo: on mazes CORL's cql has a Lagrange multiplier"):
+            make(algo="cql", dataset="maze2d-umaze-regen")
+
+    def test_mazes_are_judged_by_more_episodes(self):
+        assert (make(dataset="maze2d-umaze-regen").episodes, make().episodes, make(episodes=3).episodes) == (100, 10, 3)
+
+    def test_rows_that_depend_on_the_clock_are_refused(self):
+        with pytest.raises(ValueError, match="generator: with max_seconds"):
+            make(**SYNTHETIC, generator={"max_seconds": 5.0})
 
     @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
     def test_only_edac_takes_observations_as_they_are(self, algo):
@@ -186,7 +205,8 @@ class TestToJson:
         found = made.to_json()
         assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"}
         assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
-        assert TD3BCSettings(**found["algorithm"]) == TD3BCSettings()
+        scaling = {"scales_rewards": False, "scales_observations": True}
+        assert found["algorithm"] == {**asdict(TD3BCSettings()), **scaling}
         assert make().to_json()["generator"] == {}
 
     @pytest.mark.parametrize(

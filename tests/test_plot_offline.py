@@ -43,13 +43,13 @@ def test_table_has_a_row_per_data_set_and_a_column_per_kind_of_rows(tmp_path):
         "| iql | mixed |",
         "|---|---|",
         "| walker2d-medium-v2 | 1.0 +- 0.0 (1 seeds) |",
-        "| mean of 1 | 1.0 [1.0, 1.0] |",
+        "| mean of 1, locomotion, official | 1.0 [1.0, 1.0] |",
         "",
         "| td3bc | real | synther |",
         "|---|---|---|",
         "| hopper-medium-regen | 50.0 +- 14.1 (2 seeds) | 60.0 +- 14.1 (2 seeds) |",
         "| walker2d-medium-v2 | 10.0 +- 0.0 (2 seeds) | - |",
-        "| mean of 1 | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] |",
+        "| mean of 1, locomotion, regenerated | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] |",
     ]
 
 
@@ -60,6 +60,29 @@ def test_reduced_data_sets_have_tables_of_their_own(tmp_path):
     found = lines(tmp_path)
     assert found[2] == "| iql | real |"
     assert found[7] == "| iql, 15 % of each data set | real | additive | dynamics |"
+
+
+def test_unlike_data_sets_have_means_of_their_own(tmp_path):
+    for dataset, score in (("hopper-medium-regen", 1.0), ("hopper-medium-v2", 2.0), ("maze2d-umaze-regen", 150.0)):
+        write(tmp_path, dataset, "td3bc", "real", [score])
+    assert lines(tmp_path)[-3:] == [
+        "| mean of 1, locomotion, regenerated | 1.0 [1.0, 1.0] |",
+        "| mean of 1, locomotion, official | 2.0 [2.0, 2.0] |",
+        "| mean of 1, mazes, regenerated | 150.0 [150.0, 150.0] |",
+    ]
+
+
+def test_runs_of_unlike_length_are_not_compared(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes={"steps": 20})
+    with pytest.raises(ValueError, match="expected runs of the same length, got \\[20, 100\\] updates"):
+        lines(tmp_path)
+
+
+def test_augmented_synthetic_rows_do_not_pass_for_augmented_real_ones(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], augment="additive")
+    with pytest.raises(ValueError, match="expected data or augment of real"):
+        lines(tmp_path)
 
 
 def test_other_networks_count_as_another_algorithm(tmp_path):

@@ -59,7 +59,7 @@ def test_without_growth_intervals_are_even():
     assert refits(RetrainSchedule(every=30, start=50), 200) == [50, 80, 110, 140, 170, 200]
 
 
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", None])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", None, True])
 def test_a_growth_that_is_no_share_is_refused(value):
     with pytest.raises(ValueError, match=f"growth.*{value!r}"):
         RetrainSchedule(growth=value)

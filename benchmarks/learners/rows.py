@@ -29,6 +29,7 @@ class SharedRows:
         synthetic: Synthetic ones; None where all are real.
         real_ratio: Share of real rows in a batch, where there are both.
         scale_observations: Whether observations get a mean of 0 and a standard deviation of 1.
+        scale_like: Transitions whose observations then have these; None: the rows themselves.
         reward_scale: What rewards are multiplied with.
         augmentation: Changes each batch, as the learner sees it.
         device: Where the rows live.
@@ -45,6 +46,7 @@ class SharedRows:
         *,
         real_ratio: float = 0.5,
         scale_observations: bool = True,
+        scale_like: Transitions | None = None,
         reward_scale: float = 1.0,
         augmentation: Augmentation | None = None,
         device: torch.device,
@@ -58,7 +60,7 @@ class SharedRows:
         self.rows = torch.cat([part.rows.to(device) for part in parts])
         self.real = 0 if real is None else len(real)
         self.real_ratio = real_ratio if len(parts) == 2 else float(self.real > 0)
-        observations = self.rows[:, self.spec.observations]
+        observations = (self.rows if scale_like is None else scale_like.rows.to(device))[:, self.spec.observations]
         self.mean, self.std = torch.zeros_like(observations[0]), torch.ones_like(observations[0])
         if scale_observations:
             std, self.mean = torch.std_mean(observations, dim=0, correction=0)
@@ -70,6 +72,12 @@ class SharedRows:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.rows)
+
+    def fingerprint(self) -> list[float]:
+        """A few numbers that other rows would not have."""
+        weights = torch.arange(1, self.rows.shape[1] + 1, dtype=torch.float64, device=self.device)
+        sums = torch.stack([part.double().sum(0) for part in self.rows.split(1_000_000)]).sum(0)
+        return [float(len(self)), float(sums @ weights), float(self.rows[-1].double() @ weights)]
 
     def draw(self, *size: int, rng: torch.Generator) -> Tensor:
         """Batches of rows, the real ones first in each, ``(*size, dim)``; the last number is that of a batch."""
