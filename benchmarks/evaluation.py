@@ -23,7 +23,7 @@ _STREAM = 77
 _environments: dict[str, Environment] = {}  # of a worker process, built once
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let this worker end when the learner is killed: it would wait for work for ever."""
 
     def wait() -> None:
@@ -68,7 +68,7 @@ class Evaluator:
         self.task, self.seeds, self.episodes = task, seeds, episodes
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=_end_with_parent)
+        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=end_with_parent)
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import torch
 from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
+from fidelity_judge import BINS, Judge
 from fidelity_tables import tables
-from judging import BINS, Judge
 from reporting import origin, synchronise, write_json
 from simulators import SIMULATORS
 from tabular_peers import PEERS, TabularPeer, package

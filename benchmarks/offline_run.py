@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from offline_data import DataSource
 from offline_settings import Cell
 from reporting import origin, sign, synchronise, write_json
 from safetensors import SafetensorError
+from stretches import Stopwatch, run_in_stretches
 from tasks import agent_seed
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
@@ -26,16 +24,8 @@ from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 KIND = "offline run"
 STRETCH = 5_000  # updates between two points where a run can be continued
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
-_SHOWN = (
-    "dataset",
-    "algo",
-    "data",
-    "preset",
-    "steps",
-    "subsample",
-    "augment",
-    "network",
-)  # of a cell, at the top of its result
+# Of a cell, at the top of its result.
+_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network")
 _PRINT = partial(print, flush=True)
 
 
@@ -93,11 +83,10 @@ class OfflineRun:
         self.updates = 0
         self.curve: dict[int, list[float]] = {}
         self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._begun = time.monotonic()
-        with self._clock("data"):
+        self.watch = Stopwatch(CLOCKS)
+        with self.watch.clock("data"):
             self.rows, self.about = source.rows(cell)
-        with self._clock("start"):
+        with self.watch.clock("start"):
             self.learner = cell.learner(self.rows)
 
     @property
@@ -124,8 +113,7 @@ class OfflineRun:
         Returns:
             Whether the end was reached.
         """
-        begun = saved = self._begun
-        with self._clock("start"):
+        with self.watch.clock("start"):
             if checkpoint.exists():
                 self._load(checkpoint)
             sign(self.made_on, self.device)
@@ -133,18 +121,17 @@ class OfflineRun:
         seeds = [agent_seed(self.cell.first_seed + agent) for agent in range(self.cell.seeds)]
         processes = min(workers or os.cpu_count() or 1, len(seeds))
         with Evaluator(self.cell.task, seeds, episodes=self.cell.episodes, workers=processes) as evaluator:
-            while not self.finished:
-                self._stretch(evaluator)
-                self._collect(evaluator)
-                now = time.monotonic()
-                out_of_time = time_limit is not None and now - begun > time_limit
-                if not self.finished and (out_of_time or now - saved > checkpoint_every):
-                    self._save(checkpoint, evaluator)
-                    saved = time.monotonic()
-                    if out_of_time:
-                        return False
-            self._collect(evaluator, wait=True)
-        return True
+            ended = run_in_stretches(
+                lambda: self._stretch(evaluator),
+                lambda: self._save(checkpoint, evaluator),
+                lambda: self.finished,
+                begun=self.watch.begun,
+                time_limit=time_limit,
+                checkpoint_every=checkpoint_every,
+            )
+            if ended:
+                self._collect(evaluator, wait=True)
+        return ended
 
     def result(self) -> dict[str, Any]:
         """What the run showed: returns and D4RL's scores of each evaluation, those of the last as `final`."""
@@ -157,7 +144,7 @@ class OfflineRun:
             "task": cell.task,
             "curve": curve,
             "final": curve[-1]["scores"],
-            "wall_seconds": {name: round(spent, 2) for name, spent in self._wall_seconds().items()},
+            "wall_seconds": {name: round(spent, 2) for name, spent in self.watch.wall_seconds().items()},
             "made_on": self.made_on,
             "settings": cell.to_json(),
         }
@@ -166,21 +153,22 @@ class OfflineRun:
         """Updates up to the next point where the run can be continued or is judged, from the state before alone."""
         cell = self.cell
         ahead = min(STRETCH - self.updates % STRETCH, cell.evaluate_every - self.updates % cell.evaluate_every)
-        with self._clock("learner"):
+        with self.watch.clock("learner"):
             self.learner.reseed(self.updates)
             for _ in range(min(ahead, cell.steps - self.updates) // self.learner.hyper.updates_per_call):
                 self.learner.learn()
                 self.updates += self.learner.hyper.updates_per_call
             synchronise(self.device)
         if self.updates % cell.evaluate_every == 0 or self.finished:
-            with self._clock("evaluate"):
+            with self.watch.clock("evaluate"):
                 evaluator.submit(self.updates, self.learner.policy_weights())
+        self._collect(evaluator)
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
         """Take over the evaluations that are ready, or wait for all, and report them."""
-        with self._clock("evaluate"):
+        with self.watch.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
-        total = time.monotonic() - self._begun
+        total = self.watch.total_seconds()
         left = total / max(self.updates, 1) * (self.cell.steps - self.updates)
         for step in steps:
             self.curve[step] = evaluator.results[step]
@@ -197,14 +185,14 @@ class OfflineRun:
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
-        with self._clock("checkpoint"):
+        with self.watch.clock("checkpoint"):
             state = {
                 "settings": self.cell.to_json(),
                 "rows": self.rows.fingerprint(),
                 "made_on": self.made_on,
                 "updates": self.updates,
                 "curve": {str(step): returns for step, returns in self.curve.items()},
-                "seconds": self._wall_seconds(),
+                "seconds": self.watch.wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
             try:
@@ -222,19 +210,6 @@ class OfflineRun:
             )
         self.updates, self.made_on = state["updates"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        for name in CLOCKS:
-            self.seconds[name] += state["seconds"].get(name, 0.0)
-        self._begun -= state["seconds"]["total"]
+        self.watch.continue_from(state["seconds"])
         self.learner.load_state_dict(state["learner"])
         self.report(f"continued at update {self.updates:,}")
-
-    def _wall_seconds(self) -> dict[str, float]:
-        return {"total": time.monotonic() - self._begun, **{name: self.seconds[name] for name in CLOCKS}}
-
-    @contextmanager
-    def _clock(self, name: str) -> Iterator[None]:
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.monotonic() - begun

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from stretches import Stopwatch
 
 CLOCKS = ("env", "learner", "fit", "generate", "evaluate", "start", "checkpoint")
 
 
-class Progress:
+class Progress(Stopwatch):
     """What M agents have done and shown so far.
 
     Attributes:
@@ -23,7 +20,6 @@ class Progress:
         fits: What each refit reported.
         failed_at: For each agent the step at which it left the numbers; None for those that did not.
         curve: Returns ``[M]`` of each evaluation, by its step.
-        seconds: Spent so far, by clock.
         episodes: Number of the running episode, ``(M,)``.
         lengths: Steps of the running episode so far, ``(M,)``.
         made_on: Machines and commits that the run was made with, the first one first.
@@ -31,16 +27,15 @@ class Progress:
 
     def __init__(self, agents: int) -> None:
         """Start now."""
+        super().__init__(CLOCKS)
         self.step = 0
         self.last_refit: int | None = None
         self.fits: list[dict[str, Any]] = []
         self.failed_at: list[int | None] = [None] * agents
         self.curve: dict[int, list[float]] = {}
-        self.seconds: dict[str, float] = defaultdict(float)
         self.episodes = np.zeros(agents, np.int64)
         self.lengths = np.zeros(agents, np.int64)
         self.made_on: list[dict[str, Any]] = []
-        self._begun = time.monotonic()
 
     def advance(self, episodes: np.ndarray, failed: np.ndarray) -> list[int]:
         """Count one step, after which these episodes are running; returns the agents that failed in it."""
@@ -61,23 +56,6 @@ class Progress:
 
         return [judged(*pair) for pair in zip(self.curve[step], self.failed_at, strict=True)]
 
-    def total_seconds(self) -> float:
-        """Time since the start, without that between a stop and its continuation."""
-        return time.monotonic() - self._begun
-
-    @contextmanager
-    def clock(self, name: str) -> Iterator[None]:
-        """Count the time spent within."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.monotonic() - begun
-
-    def wall_seconds(self) -> dict[str, float]:
-        """Seconds of the whole and of its parts; some of these ran side by side."""
-        return {"total": self.total_seconds(), **{name: self.seconds[name] for name in CLOCKS}}
-
     def state_dict(self) -> dict[str, Any]:
         """All of it as JSON values."""
         return {
@@ -93,11 +71,9 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; what was spent on getting ready here counts too."""
+        """Continue from `state_dict`."""
         self.step, self.last_refit = state["step"], state["last_refit"]
         self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
-        for name in CLOCKS:
-            self.seconds[name] += state["seconds"].get(name, 0.0)
-        self._begun -= state["seconds"]["total"]
+        self.continue_from(state["seconds"])

@@ -19,6 +19,7 @@ from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
 from reporting import origin, sign, synchronise, write_json
+from stretches import run_in_stretches
 from tasks import Task, agent_seed
 from workers import Environments, Steps
 
@@ -101,7 +102,7 @@ class OnlineRun:
         Returns:
             Whether the end was reached.
         """
-        begun = saved = time.monotonic()
+        begun = time.monotonic()
         with ExitStack() as stack:
             with self.progress.clock("start"):
                 if checkpoint.exists():
@@ -111,19 +112,18 @@ class OnlineRun:
                 self._enter(environments)
                 if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
                     self.agents.warm_up()
-            while not self.finished:
-                self._stretch(environments, evaluator, keep_policies)
-                self._collect(evaluator)
-                now = time.monotonic()
-                out_of_time = time_limit is not None and now - begun > time_limit
-                if not self.finished and (out_of_time or now - saved > checkpoint_every):
-                    self._save(checkpoint, evaluator)
-                    saved = time.monotonic()
-                    if out_of_time:
-                        return False
-            self._collect(evaluator, wait=True)
-            synchronise(self.device)
-        return True
+            ended = run_in_stretches(
+                lambda: self._stretch(environments, evaluator, keep_policies),
+                lambda: self._save(checkpoint, evaluator),
+                lambda: self.finished,
+                begun=begun,
+                time_limit=time_limit,
+                checkpoint_every=checkpoint_every,
+            )
+            if ended:
+                self._collect(evaluator, wait=True)
+                synchronise(self.device)
+        return ended
 
     def result(self) -> dict[str, Any]:
         """What the run showed; a seed that failed has no return from then on."""
@@ -172,6 +172,7 @@ class OnlineRun:
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()
+        self._collect(evaluator)
 
     def _take_in(self, after: Steps) -> None:
         """Store what happened and begin to choose the next actions."""

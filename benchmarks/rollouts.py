@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from dataset_format import Rows
-from evaluation import _end_with_parent
+from evaluation import end_with_parent
 from policies import Policy
 from tasks import Environment, make_environment
 from waypoints import collect
@@ -120,7 +120,7 @@ class _Here(Executor):
 
 def _prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks for pieces is interrupted, and ends the processes
-    _end_with_parent()
+    end_with_parent()
 
 
 class Studio:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fidelity
 from datasets import write
 from fidelity_data import draw, read_set
-from judging import BINS, Judge
+from fidelity_judge import BINS, Judge
 from simulators import make_simulator
 
 from synther_replay import Transitions

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_run
+import stretches
 from evaluation import mean_return
 from learners.offline import OfflineLearner
 from learners.rows import SharedRows
@@ -266,7 +267,7 @@ class TestContinuing:
 
     def test_checkpoints_on_the_way_are_as_far_apart_as_asked(self, tmp_path, run_through, monkeypatch):
         clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(offline_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        monkeypatch.setattr(stretches, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
         def a_second_later(learner, count):
             clock.now += 1
@@ -362,8 +363,8 @@ class TestContinuing:
         assert same(outcome(run_through(checkpoint, cell())), expected)
 
     def test_time_goes_on_counting(self, tmp_path, run_through):
-        spent = run_through(tmp_path / "c", cell(data="synther"), time_limit=0)._wall_seconds()
-        second = run_through(tmp_path / "c", cell(data="synther"))._wall_seconds()
+        spent = run_through(tmp_path / "c", cell(data="synther"), time_limit=0).watch.wall_seconds()
+        second = run_through(tmp_path / "c", cell(data="synther")).watch.wall_seconds()
         assert second["total"] > spent["total"]
         for name in ("data", "learner", "evaluate", "start"):
             assert second[name] > spent[name] > 0

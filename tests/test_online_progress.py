@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import online_progress
+import stretches
 from online_progress import CLOCKS, Progress
 
 
@@ -38,7 +38,7 @@ def test_returns_end_where_a_seed_failed():
 
 def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(online_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stretches.time, "monotonic", lambda: now[0])
 
     def spend(progress, clock, seconds):
         with progress.clock(clock):
@@ -58,7 +58,7 @@ def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
 
 def test_a_clock_counts_also_what_ends_in_an_error(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(online_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stretches.time, "monotonic", lambda: now[0])
     progress = Progress(1)
     with contextlib.suppress(KeyError), progress.clock("env"):
         now[0] += 3.0

@@ -151,11 +151,15 @@ class OfflineLearner(CapturedLearner):
 
     def _step_policy(self, kept: Kept, d_out: Tensor, rates: Tensor) -> None:
         """One step of the policies, given the gradient of what they put out."""
+        self._policy_backward(kept, d_out)
+        self.policy.step(rates)
+
+    def _policy_backward(self, kept: Kept, d_out: Tensor) -> None:
+        """Write the gradient of the policies, given that of what they put out."""
         policy, gradient = (
             Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
         )
         backward(policy, kept, d_out, gradient)
-        self.policy.step(rates)
 
     def _tensors(self) -> dict[str, Tensor]:
         moments = {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors().items()}

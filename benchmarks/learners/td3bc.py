@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from critics import critic_inputs, outputs_for
-from stacked import Layers, backward, backward_to_inputs, forward, fused_padded
+from stacked import Layers, backward_to_inputs, forward, fused_padded
 from torch import Tensor
 
 from learners.offline import OfflineLearner, OfflineSettings
@@ -97,10 +97,7 @@ class StackedTD3BC(OfflineLearner):
         q, kept_values = forward(first, fused_padded(observations, actions, columns=self.critic_shape.padded_inputs))
         d_inputs = backward_to_inputs(first, kept_values, _value_gradient(q, settings.alpha))
         d_out = _into_policy(actions, rows[..., spec.actions], d_inputs[..., spec.actions])
-        policy, gradient = (
-            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
-        )
-        backward(policy, kept, d_out, gradient)
+        self._policy_backward(kept, d_out)
         rates = self.policy.rates(self.updates / settings.policy_delay, 1)[0]
         self.policy.step_and_follow(rates, self.target_policy, settings.target_speed)
 

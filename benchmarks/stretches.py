@@ -1,0 +1,83 @@
+"""What runs that can be stopped and continued have in common: where their time goes, and when they save and stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds of a run, without those between a stop and its continuation.
+
+    Args:
+        clocks: Names of the parts to count; some may run side by side.
+
+    Attributes:
+        begun: When this process began it.
+        seconds: Spent so far, by clock.
+    """
+
+    def __init__(self, clocks: tuple[str, ...]) -> None:
+        """Start now."""
+        self.begun = time.monotonic()
+        self.seconds = dict.fromkeys(clocks, 0.0)
+        self._before = 0.0  # in earlier processes
+
+    def total_seconds(self) -> float:
+        """Of the whole run so far."""
+        return self._before + time.monotonic() - self.begun
+
+    @contextmanager
+    def clock(self, name: str) -> Iterator[None]:
+        """Count the time spent within."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - begun
+
+    def wall_seconds(self) -> dict[str, float]:
+        """Seconds of the whole and of its parts."""
+        return {"total": self.total_seconds(), **self.seconds}
+
+    def continue_from(self, wall_seconds: dict[str, float]) -> None:
+        """Count on from what an earlier process spent; what was spent on getting ready here counts too."""
+        for name in self.seconds:
+            self.seconds[name] += wall_seconds.get(name, 0.0)
+        self._before += wall_seconds["total"]
+
+
+def run_in_stretches(
+    stretch: Callable[[], None],
+    save: Callable[[], None],
+    finished: Callable[[], bool],
+    *,
+    begun: float,
+    time_limit: float | None,
+    checkpoint_every: float,
+) -> bool:
+    """Go on to the end or the time limit, whichever comes first.
+
+    Args:
+        stretch: Makes the run a little longer.
+        save: Saves where it is.
+        finished: Says whether it is at its end.
+        begun: Since when the limit counts.
+        time_limit: Seconds after which to save and stop; None for no limit.
+        checkpoint_every: Seconds between two saves on the way.
+
+    Returns:
+        Whether the end was reached.
+    """
+    saved = begun
+    while not finished():
+        stretch()
+        now = time.monotonic()
+        out_of_time = time_limit is not None and now - begun > time_limit
+        if not finished() and (out_of_time or now - saved > checkpoint_every):
+            save()
+            saved = time.monotonic()
+            if out_of_time:
+                return False
+    return True
