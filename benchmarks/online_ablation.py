@@ -57,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "narrow-long": {"generator": {"width": 512, "refresh_steps": 2_000}},
     "frugal": {
         "schedule": {"rows": 100_000, "growth": 0.125},
-        "generator": {"width": 512, "refresh_steps": 2_000, "sampling_steps": 16},
+        "generator": {"width": 512, "refresh_steps": 1_500},
     },
     "cheap": {
         "schedule": {"every": 5_000, "rows": 100_000},

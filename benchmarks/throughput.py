@@ -122,7 +122,7 @@ class Suite:
 
     def refit(self) -> None:
         """A warm refresh of a buffer end to end: fit and generate, after a first one that is not counted."""
-        rows = 250_000 if self.large else 20_000
+        rows = (RetrainSchedule.fast() if self.large else RetrainSchedule.tiny()).rows
         data = toy_transitions(100_000 if self.large else 5_000, self.device)
         real = RingBuffer(data.spec, 1_000_000, device=self.device)
         real.add(data)

@@ -34,14 +34,14 @@ class GeneratorConfig:
     """
 
     # -- network
-    width: int = 1024  # units of a hidden layer, a multiple of 8
+    width: int = 512  # units of a hidden layer, a multiple of 8
     depth: int = 6  # residual blocks
     embedding: int = 128  # units in which the row and its noise level meet, a multiple of 8
     fourier: int = 16  # random Fourier features of the noise level, even
 
     # -- training
     steps: int = 10_000  # gradient steps of a fit from scratch; rounded up to a multiple of `average_every`
-    refresh_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
+    refresh_steps: int = 1_500  # gradient steps of a later fit when it starts from the last model
     warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
     batch_size: int = 1024
     large_batch_size: int = 1024  # batch size from 800K rows on
@@ -78,6 +78,7 @@ class GeneratorConfig:
     def paper(cls, **changes: Any) -> GeneratorConfig:
         """As published: 100K steps from nothing at every refit, 128 steps of the stochastic Heun sampler."""
         published = cls(
+            width=1024,
             steps=100_000,
             warm_start=False,
             batch_size=256,
@@ -95,9 +96,10 @@ class GeneratorConfig:
 
     @classmethod
     def fast(cls, **changes: Any) -> GeneratorConfig:
-        """The same network with larger batches and steps, warm-started and stopped early, and a few-step sampler.
+        """Half the width with larger batches and steps, warm-started and stopped early, and a few-step sampler.
 
-        For a GPU, where a batch of 1,024 takes hardly longer than one of 256. The sampler's noise levels span less
+        For a GPU, where a batch of 1,024 takes hardly longer than one of 256. In the time of a refit a network of half
+        the width takes so many more steps that it ends closer to the dynamics. The sampler's noise levels span less
         than the paper's, which leaves more steps where they count: for normal data of any standard deviation from
         0.03 to 2 (the whole has 1) the generated one is then at most 2 % off, against 5 % for 24 steps from 80 down.
         """

@@ -33,7 +33,7 @@ class RetrainSchedule:
     """
 
     every: int = 2_500
-    rows: int = 250_000
+    rows: int = 100_000
     start: int = 2_500
     growth: float = 0.0
 
@@ -53,8 +53,8 @@ class RetrainSchedule:
 
     @classmethod
     def fast(cls) -> RetrainSchedule:
-        """For a GPU: fresh rows four times as often."""
-        return cls(every=2_500, rows=250_000, start=2_500)
+        """For a GPU: fresh rows four times as often at first, when they matter most."""
+        return cls(growth=0.125)
 
     @classmethod
     def tiny(cls) -> RetrainSchedule:
