@@ -22,11 +22,12 @@ from torch import Tensor
 from synther_replay.acceleration import fused
 
 _ALIGN = 4  # tensor cores want float32 rows to start at multiples of 16 bytes
+_LINE = 64  # numbers in a cache line of halves: networks that begin with a line are read in the widest pieces
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+def _aligned(size: int, to: int = _ALIGN) -> int:
+    return -(-size // to) * to
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class MlpShape:
     @property
     def parameters(self) -> int:
         """Columns of the parameter matrix; the last few may be padding."""
-        return _aligned(sum(math.prod(size) for size in self.sizes().values()))
+        return _aligned(sum(math.prod(size) for size in self.sizes().values()), _LINE)
 
 
 class Layers(dict[str, Tensor]):
