@@ -167,14 +167,14 @@ def _adam(values, halves, mean, square, place, target, mask, state, gradient, ra
 @triton.jit
 def _learn_w2(
     values, halves, mean, square, rates, row, target, left, right, part, SPEED, BETA1, BETA2, EPS,
-    B: tl.constexpr, H: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
+    B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    b, i, j = tl.arange(0, T), (part // (H // T)) * T + tl.arange(0, T), (part % (H // T)) * T + tl.arange(0, T)
+    b, i, j = tl.arange(0, T), (part // (H // T)) * RT + tl.arange(0, RT), (part % (H // T)) * T + tl.arange(0, T)
     place = i[:, None] * H + j[None, :]
     every = place >= 0
     at, follows = row + place, target + place
     state = _state(values, mean, square, at, follows, every)
-    total = tl.zeros((T, T), tl.float32)
+    total = tl.zeros((RT, T), tl.float32)
     for start in range(0, B, T):
         h = tl.load(left + (start + b)[:, None] * H + i[None, :])
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
@@ -237,11 +237,11 @@ def _learn(
     inputs, values, halves, mean, square, h1, h2, error, d_h1, d_h2, rates, SPEED, BETA1, BETA2, EPS,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr,
-    T: tl.constexpr, SCALE: tl.constexpr,
+    RT: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     network, part = tl.program_id(0), tl.program_id(1)
     across: tl.constexpr = H // T
-    tiles_of_w2: tl.constexpr = across * across
+    tiles_of_w2: tl.constexpr = across * (H // RT)
     tiles: tl.constexpr = tiles_of_w2 + across * ((C + CT - 1) // CT)
     row = network.to(tl.int64) * P
     target = row + S * P
@@ -249,7 +249,7 @@ def _learn(
     if part < tiles_of_w2:
         _learn_w2(
             values, halves, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
-            SPEED, BETA1, BETA2, EPS, B, H, T, SCALE,
+            SPEED, BETA1, BETA2, EPS, B, H, RT, T, SCALE,
         )  # fmt: skip
     elif part < tiles:
         _learn_w1(
@@ -347,7 +347,7 @@ class TritonCritics:
                 "num_stages": 3,
             },
             "errors": {"BM": 32 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
-            "learn": {"T": _TILE, "CT": 32, "num_warps": 4, "num_stages": 2},
+            "learn": {"T": _TILE, "RT": _TILE, "CT": 32, "num_warps": 4, "num_stages": 2},
         }
 
     def refresh(self) -> None:
@@ -370,10 +370,11 @@ class TritonCritics:
             bellman.stride(0), **weights, **sizes, H=hidden, AGENT=bellman.stride(1), SCALE=_SCALE,
             **tuning["errors"],
         )  # fmt: skip
-        across, rows = hidden // tuning["learn"]["T"], triton.cdiv(width["C"], tuning["learn"]["CT"])
-        _learn[(stack, across * (across + rows + 1))](
+        tile = tuning["learn"]
+        rows = hidden // tile["RT"] + triton.cdiv(width["C"], tile["CT"]) + 1  # of tiles: of w2, of w1, of the rest
+        _learn[(stack, hidden // tile["T"] * rows)](
             inputs, self.values, self.halves, self.adam.mean, self.adam.square, self.h1, self.h2, self.error,
             self.d_h1, self.d_h2, rates, self.target_speed if follow else 0.0, *BETAS, EPS, **starts, **sizes, **width,
-            SCALE=_SCALE, **tuning["learn"],
+            SCALE=_SCALE, **tile,
         )  # fmt: skip
         return self.q[stack:].view(-1, sizes["N"], batch)
