@@ -118,16 +118,16 @@ def _locomotion(name: str, kind: str, rows: int, behaviour: Behaviour) -> Recipe
         medium = _needed(name, behaviour, "medium")
         shares = [(None, behaviour.random_steps), *nearest(behaviour.replay, behaviour.random_steps)]
         how = (
-            f"what our SAC did in the {medium.step:,} steps up to its medium policy ({_described(medium)}), scaled to "
-            f"the number of rows: uniform actions in the first {behaviour.random_steps:,} steps, then actions drawn "
-            f"from the nearest of {len(behaviour.replay)} snapshots, which stand for "
+            f"what a run of ours did in the {medium.step:,} steps up to its medium policy ({_described(medium)}), "
+            f"scaled to the number of rows: uniform actions in the first {behaviour.random_steps:,} steps, then "
+            f"actions drawn from the nearest of {len(behaviour.replay)} snapshots, which stand for "
             "the run's own replay buffer because that is too large to be committed"
         )
     else:
         roles = ("medium", "expert") if kind == "medium-expert" else ("medium",)
         chosen = [_needed(name, behaviour, role) for role in roles]
         shares = [(snapshot, 1) for snapshot in chosen]
-        each = [f"the {role} policy of our SAC ({_described(s)})" for role, s in zip(roles, chosen, strict=True)]
+        each = [f"the {role} policy of a run of ours ({_described(s)})" for role, s in zip(roles, chosen, strict=True)]
         how = "actions drawn from " + ", then as many from ".join(each)
     players = [snapshot for snapshot, _ in shares]
     parts = [
@@ -150,7 +150,8 @@ def _needed(name: str, behaviour: Behaviour, role: str) -> Snapshot:
 
 def _described(snapshot: Snapshot) -> str:
     earned = f"{snapshot.mean_return:,.0f} +- {snapshot.std_return:,.0f}"
-    return f"seed {snapshot.seed}, {snapshot.step:,} steps, return {earned} with actions drawn"
+    algorithm = snapshot.file.partition("-")[0]
+    return f"{algorithm}, seed {snapshot.seed}, {snapshot.step:,} steps, return {earned} with actions drawn"
 
 
 def nearest(snapshots: Sequence[Snapshot], begin: int) -> list[tuple[Snapshot, float]]:
