@@ -52,7 +52,7 @@ class Agents:
         self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
         self.generator = None
         if self.schedule:
-            config = settings.generator_config(task)
+            config = settings.generator_config()
             seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
             self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None

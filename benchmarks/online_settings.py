@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks import Task
+from tasks import suite_of
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
 from synther_replay.checks import whole_number
@@ -79,7 +79,7 @@ class Settings:
             if self.preset not in PRESETS:
                 raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
             self.retrain_schedule()
-            self._config(**self.generator)
+            self.generator_config()
         elif self.preset or self.schedule or self.generator:
             raise ValueError(f"algo: {self.algo} has no generator, so it takes no preset, schedule or settings of one")
 
@@ -99,10 +99,11 @@ class Settings:
         chosen = RetrainSchedule(**{**asdict(preset), **self.schedule})
         return replace(chosen, start=max(chosen.every, self.random_steps, DiffusionGenerator.min_rows))
 
-    def generator_config(self, task: Task) -> GeneratorConfig:
+    def generator_config(self) -> GeneratorConfig:
         """The preset's, with the paper's choice for rewards where the preset is the paper's."""
-        published = {"normalise_rewards": task.suite == "gym"} if self.preset == "paper" else {}
-        return self._config(**{**published, **self.generator})
+        published = {"normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
+        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**published, **self.generator})
+        return config
 
     def evaluation_steps(self) -> set[int]:
         """Every 2,500 steps up to 20,000, then every 10,000, and the last."""
@@ -114,13 +115,9 @@ class Settings:
         values = asdict(self)
         if self.synthetic:
             values["schedule"] = asdict(self.retrain_schedule())
-            values["generator"] = self._config(**self.generator).to_json()
+            values["generator"] = self.generator_config().to_json()
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read
-
-    def _config(self, **changes: Any) -> GeneratorConfig:
-        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**changes)
-        return config
 
 
 class HasSettings(Protocol):

@@ -12,13 +12,26 @@ from synther_replay.acceleration import fused
 from synther_replay.mixing import split_batch
 
 
-@fused
-def _places(chance: Tensor, count: Tensor, real: int, capacity: int, synthetic: int) -> Tensor:
-    """Where the rows of batches ``(M, K, B)`` lie: the first `real` of each among the real rows, then synthetic."""
+def mixed_places(chance: Tensor, from_real: int, real: Tensor | int, begin: int, synthetic: int) -> Tensor:
+    """Where the rows of batches lie: the first ones of each among the real rows, the others among the synthetic.
+
+    Args:
+        chance: A number from 0 to 1 for each row, ``(..., B)``; float64, as float32 has too few values to reach all of
+            millions of rows evenly.
+        from_real: Real rows of a batch.
+        real: Number of real rows, which come first.
+        begin: Where the synthetic rows begin.
+        synthetic: Their number.
+    """
     column = torch.arange(chance.shape[-1], device=chance.device)
-    within = torch.where(column < real, (chance * count).long(), capacity + (chance * synthetic).long())
+    return torch.where(column < from_real, (chance * real).long(), begin + (chance * synthetic).long())
+
+
+@fused
+def _places(chance: Tensor, count: Tensor, from_real: int, capacity: int, synthetic: int) -> Tensor:
+    """Those of batches ``(M, K, B)``, where the rows of one agent follow those of another."""
     agent = torch.arange(chance.shape[0], device=chance.device)[:, None, None]
-    return within + agent * (capacity + synthetic)
+    return mixed_places(chance, from_real, count, capacity, synthetic) + agent * (capacity + synthetic)
 
 
 class StackedReplay:
@@ -75,7 +88,6 @@ class StackedReplay:
         """Batches for each agent, the real rows first, ``(M, batches, batch_size, dim)``."""
         real, _ = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
         size = (self.agents, batches, batch_size)
-        # float64: float32 has too few values to reach the rows of a large buffer evenly
         chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
         place = _places(chance, self._count, real, self.real.shape[1], self.synthetic.shape[1])
         return self._rows.view(-1, self.spec.dim).index_select(0, place.view(-1)).view(*size, -1)

@@ -47,8 +47,7 @@ class Task:
     @classmethod
     def named(cls, name: str) -> Task:
         """Look a task up; an unknown one is refused with the names that are near."""
-        environment = make_environment(name)
-        suite = "dmc" if isinstance(environment, _ControlSuite) else "gym"
+        environment, suite = make_environment(name), suite_of(name)
         entropy = _MBPO_TARGET_ENTROPY.get(name.rpartition("-v")[0]) if suite == "gym" else None
         if entropy is None:
             entropy = -float(environment.action_dim)
@@ -75,6 +74,11 @@ class Environment(Protocol):
 
     def step(self, action: np.ndarray) -> Step:
         """Take an action in [-1, 1]."""
+
+
+def suite_of(name: str) -> str:
+    """Where a task is from: what Gymnasium does not know, and is no maze, is DeepMind Control's."""
+    return "gym" if name in gym.registry or name.startswith(_MAZE) else "dmc"
 
 
 def make_environment(name: str) -> Environment:

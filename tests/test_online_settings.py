@@ -9,7 +9,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from online_settings import PRESETS, Settings, is_done
-from tasks import Task
 
 from synther_replay import DiffusionGenerator, GeneratorConfig
 
@@ -54,20 +53,21 @@ def test_a_schedule_can_be_changed_but_there_must_be_rows_to_fit():
     assert (schedule.every, schedule.rows, schedule.start) == (3, 7, DiffusionGenerator.min_rows)
 
 
-@pytest.mark.parametrize("suite", ["dmc", "gym"])
+@pytest.mark.parametrize("env", ["cheetah-run", "Pendulum-v1"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_only_the_papers_preset_leaves_rewards_as_they_are_and_only_for_dmc(preset, suite):
-    task = Task("x", suite, 3, 1, -1.0)
-    config = make(algo="synther", preset=preset).generator_config(task)
-    assert config.normalise_rewards == (preset != "paper" or suite == "gym")
+def test_only_the_papers_preset_leaves_rewards_as_they_are_and_only_for_dmc(preset, env):
+    made = make(env=env, algo="synther", preset=preset)
+    config = made.generator_config()
+    assert config.normalise_rewards == (preset != "paper" or env == "Pendulum-v1")
+    assert made.to_json()["generator"]["normalise_rewards"] == config.normalise_rewards  # what a result will say
     if config.normalise_rewards:
         assert config == getattr(GeneratorConfig, preset)()
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_who_says_what_to_do_with_rewards_is_obeyed(chosen):
-    made = make(algo="synther", preset="paper", generator={"normalise_rewards": chosen, "width": 64})
-    config = made.generator_config(Task("x", "dmc", 3, 1, -1.0))
+    settings = {"normalise_rewards": chosen, "width": 64}
+    config = make(env="cheetah-run", algo="synther", preset="paper", generator=settings).generator_config()
     assert (config.normalise_rewards, config.width) == (chosen, 64)
 
 

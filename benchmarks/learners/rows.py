@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from replay import mixed_places
 from stacked import Layers
 from torch import Tensor
 
@@ -14,11 +15,7 @@ from synther_replay.mixing import check_real_ratio, split_batch
 _LEAST_STD = 1e-3  # CORL's, which keeps constant columns from being divided by zero
 
 
-@fused
-def _places(chance: Tensor, from_real: int, real: int, total: int) -> Tensor:
-    """Where the rows of batches ``(..., B)`` lie: the first `from_real` of each among the real rows."""
-    column = torch.arange(chance.shape[-1], device=chance.device)
-    return torch.where(column < from_real, (chance * real).long(), real + (chance * (total - real)).long())
+_places = fused(mixed_places)
 
 
 class SharedRows:
@@ -82,9 +79,8 @@ class SharedRows:
     def draw(self, *size: int, rng: torch.Generator) -> Tensor:
         """Batches of rows, the real ones first in each, ``(*size, dim)``; the last number is that of a batch."""
         from_real, _ = split_batch(size[-1], self.real_ratio, synthetic_available=len(self) > self.real)
-        # float64: float32 has too few values to reach all of millions of rows evenly
         chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
-        place = _places(chance, from_real, self.real, len(self))
+        place = _places(chance, from_real, self.real, self.real, len(self) - self.real)
         rows = self.rows.index_select(0, place.view(-1)).view(*size, -1)
         return self.augmentation(rows, self.spec, rng) if self.augmentation else rows
 
