@@ -11,120 +11,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
+from online_results import KNOWN, PARTS, SUBJECT, Run, read_runs, reported_step
 from reporting import markdown_table
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 
-SUBJECT = "synther-fast"
 # the colours of Okabe and Ito, which colour-blind readers tell apart
-COLOURS = {"sac": "#000000", "sac20": "#E69F00", "redq": "#009E73", SUBJECT: "#0072B2", "synther-paper": "#CC79A7"}
+COLOURS = dict(zip(KNOWN, ("#000000", "#E69F00", "#009E73", "#0072B2", "#CC79A7"), strict=True))
 SPARE_COLOURS = ("#D55E00", "#56B4E9", "#F0E442")
-# the last four are where a number comes from, without which it is not published
-KEYS = ("env", "algo", "preset", "seeds", "utd", "steps", "curve", "wall_seconds")
-KEYS += ("machine", "versions", "command", "commit")
-PARTS = ("env", "learner", "fit", "generate", "evaluate")
 INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One result file: all seeds of an algorithm on a task.
-
-    Attributes:
-        path: Where it was read.
-        task: Name of the environment.
-        algorithm: File name without its ending, e.g. `synther-fast`.
-        budget: Environment steps that the run was meant to last.
-        steps: Where the policy was evaluated, ``(points,)``, rising.
-        returns: Of every seed there, ``(seeds, points)``; NaN where the seed had failed.
-        wall_seconds: `total` and its `PARTS`, of all seeds together.
-        machine: What it ran on, in words.
-    """
-
-    path: Path
-    task: str
-    algorithm: str
-    budget: int
-    steps: np.ndarray
-    returns: np.ndarray
-    wall_seconds: Mapping[str, float]
-    machine: str
-
-    def at(self, step: int) -> np.ndarray:
-        """Returns ``(seeds,)`` of the evaluation at `step`."""
-        if step not in self.steps:
-            span = f"{len(self.steps)} entries from step {self.steps[0]} to {self.steps[-1]}"
-            raise ValueError(f"{self.path}: expected an entry of the curve at step {step}, got {span}")
-        return self.returns[:, int(np.searchsorted(self.steps, step))]
-
-
-def read_run(path: Path) -> Run:
-    """Read and check one result file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got a damaged file: {error}") from error
-    _expect(isinstance(content, dict), path, "a JSON object")
-    missing = [key for key in KEYS if key not in content]
-    _expect(not missing, path, f"the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
-    form = 'curve to be a list of {"step": int, "returns": [a number or null for each of the seeds]}, steps rising'
-    try:
-        steps = np.array([point["step"] for point in content["curve"]])
-        returns = np.array([point["returns"] for point in content["curve"]], dtype=float).T
-        seeds = len(content["seeds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: expected {form}: {error!r}") from error
-    _expect(isinstance(content["steps"], int), path, f"steps to be a number of steps, got {content['steps']!r}")
-    rising = steps.dtype.kind == "i" and bool((np.diff(steps) > 0).all())
-    _expect(rising and seeds > 0 and returns.shape == (seeds, len(steps)), path, form)
-    wall = content["wall_seconds"]
-    timed = isinstance(wall, dict) and all(isinstance(wall.get(part), int | float) for part in ("total", *PARTS))
-    _expect(timed and wall["total"] > 0, path, f"wall_seconds of total (positive), {', '.join(PARTS)}")
-    # a file that was copied or renamed would be drawn as something it is not
-    named = (content["algo"], f"{content['algo']}-{content['preset']}")
-    _expect(content["env"] == path.parent.name, path, f"env to be the folder's name, not {content['env']!r}")
-    _expect(path.stem in named or path.stem not in COLOURS, path, f"algo and preset as in the file's name, got {named}")
-    returns[~np.isfinite(returns)] = np.nan
-    machine = json.dumps(content["machine"], sort_keys=True)
-    return Run(path, content["env"], path.stem, content["steps"], steps, returns, wall, machine)
-
-
-def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequence[str] | None = None) -> list[Run]:
-    """The result files of a folder, by default those of the six tasks and five algorithms; what is named must exist."""
-    names = [f"{task}/{name}.json" for task in tasks or TASKS for name in algorithms or COLOURS]
-    paths = [folder / name for name in dict.fromkeys(names)]
-    runs = [read_run(path) for path in paths if path.is_file()]
-    _expect(bool(runs), folder, f"result files such as {names[0]}, found none")
-    for task in tasks or ():
-        _expect(any(run.task == task for run in runs), folder / task, "result files, found none")
-    for name in algorithms or ():
-        _expect(
-            any(run.algorithm == name for run in runs), folder, f"a file {name}.json in a task's folder, found none"
-        )
-    return runs
-
-
-def reported_step(runs: Sequence[Run], step: int | None = None) -> int:
-    """The step that the table is about: `step`, or the end, which then must be the same for all."""
-    if step is None:
-        step = runs[0].budget
-        for run in runs:
-            same = f"steps {step} as in {runs[0].path}, got {run.budget}; choose with --step or --envs"
-            _expect(run.budget == step, run.path, same)
-    for run in runs:
-        run.at(step)
-    return step
 
 
 def compare_runs(runs: Sequence[Run], step: int) -> Comparison:
@@ -274,11 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             # one of an earlier call would contradict the table
             (out / f"aggregate{ending}").unlink(missing_ok=True)
-
-
-def _expect(condition: bool, path: Path, what: str) -> None:
-    if not condition:
-        raise ValueError(f"{path}: expected {what}")
 
 
 def _algorithms(runs: Sequence[Run]) -> list[str]:

@@ -12,9 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import online_ablation
 import online_dmc
+import online_results
 import online_run
 import online_stand_ins
-import plot_online
 from online_settings import Settings
 
 from synther_replay import GeneratorConfig
@@ -183,13 +183,13 @@ class TestRunning:
         assert [p.name for p in folder.iterdir()] == [path.name]
         assert [p.name for p in (tmp_path / "kept" / "Pendulum-v1" / path.stem).iterdir()] == ["120.safetensors"]
         content = json.loads(path.read_text())
-        assert set(plot_online.KEYS) | {"settings", "failed_at", "fits", "made_on"} == set(content)
+        assert set(online_results.KEYS) | {"settings", "failed_at", "fits", "made_on"} == set(content)
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
         chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3)
         assert GeneratorConfig.from_json(content["settings"]["generator"]) == chosen
         assert content["settings"]["schedule"]["start"] == 50
-        assert plot_online.read_run(path).returns.shape == (2, 1)
+        assert online_results.read_run(path).returns.shape == (2, 1)
         monkeypatch.setattr(online_dmc, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
         before = path.read_bytes()
         status, out, _ = call(*arguments)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import online_results
 import online_stand_ins
 import plot_online
 from online_run import OnlineRun, run_to_file
@@ -404,7 +405,7 @@ class TestToFile:
         assert run.finished
         assert [p.name for p in path.parent.iterdir()] == [path.name]
         assert is_done(path, of)
-        read = plot_online.read_run(path)
+        read = online_results.read_run(path)
         assert (read.task, read.algorithm, read.budget) == (of.env, of.name, STEPS)
         assert read.steps.tolist() == list(EVALUATIONS)
         assert read.returns.shape == (2, len(EVALUATIONS))
@@ -417,7 +418,7 @@ class TestToFile:
         of = settings("sac")
         with pytest.warns(UserWarning, match="left the numbers"):
             run_to_file(tmp_path / of.env / "sac.json", of, CPU)
-        read = plot_online.read_run(tmp_path / of.env / "sac.json")
+        read = online_results.read_run(tmp_path / of.env / "sac.json")
         assert np.isnan(read.returns).tolist() == [[False, False, True, True], [False] * 4]
 
     def test_a_place_that_cannot_be_written_is_found_before_the_run(self, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import aggregate
+import online_results
 import plot_online
 
 PNG = b"\x89PNG"
@@ -262,7 +263,7 @@ def test_a_file_that_says_something_else_is_named(tmp_path, changes, said):
     path.parent.mkdir()
     path.write_text(json.dumps(result("cheetah-run", "sac", [1.0, 2.0]) | changes))
     with pytest.raises(ValueError) as refused:
-        plot_online.read_run(path)
+        online_results.read_run(path)
     assert str(refused.value).startswith(f"{path}: expected ")
     assert said in str(refused.value)
 
@@ -276,7 +277,7 @@ def test_damaged_files_and_missing_keys_are_named(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(ValueError) as refused:
-            plot_online.read_run(path)
+            online_results.read_run(path)
         assert str(refused.value).startswith(f"{path}: expected ")
         assert said in str(refused.value)
 
@@ -286,14 +287,14 @@ def test_a_result_without_its_origin_is_refused(tmp_path):
     content = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in content.items() if key != "commit"}))
     with pytest.raises(ValueError, match=r"missing: commit$"):
-        plot_online.read_run(path)
+        online_results.read_run(path)
 
 
 def test_panels_stand_in_two_rows_of_three_and_missing_ones_stay_empty(tmp_path, monkeypatch):
     path = write(tmp_path, "cheetah-run", "sac", [1.0, 3.0], steps=4000)
     drawn = []
     monkeypatch.setattr(plot_online, "_save", lambda figure, _: drawn.append(figure))
-    plot_online.draw_curves([plot_online.read_run(path)], plot_online.TASKS, tmp_path / "unused.png")
+    plot_online.draw_curves([online_results.read_run(path)], plot_online.TASKS, tmp_path / "unused.png")
     axes = drawn[0].axes
     assert [axis.get_title() for axis in axes[:3]] == list(aggregate.DMC_TASKS)
     assert [axis.get_title() for axis in axes[3:]] == list(aggregate.GYM_TASKS)
