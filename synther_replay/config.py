@@ -37,6 +37,7 @@ class GeneratorConfig:
     width: int = 512  # units of a hidden layer, a multiple of 8
     depth: int = 6  # residual blocks
     embedding: int = 128  # units in which the row and its noise level meet, a multiple of 8
+    squeeze_rows: bool = False  # whether rows that are too long for `embedding` are squeezed into it, as published
     fourier: int = 16  # random Fourier features of the noise level, even
 
     # -- training
@@ -79,6 +80,7 @@ class GeneratorConfig:
         """As published: 100K steps from nothing at every refit, 128 steps of the stochastic Heun sampler."""
         published = cls(
             width=1024,
+            squeeze_rows=True,
             steps=100_000,
             warm_start=False,
             batch_size=256,
@@ -163,8 +165,13 @@ class GeneratorConfig:
         return cls(**{**values, "betas": tuple(values["betas"])})
 
     def network(self, dim: int) -> NetworkShape:
-        """Sizes of a network for rows of `dim` codes."""
-        return NetworkShape(dim, self.width, self.depth, self.embedding, self.fourier)
+        """Sizes of a network for rows of `dim` codes.
+
+        The row enters by one linear layer, and what is lost there cannot be denoised. So a row with more codes than
+        `embedding` has units gets half as many units again as it has codes, unless it is to be squeezed.
+        """
+        embedding = self.embedding if self.squeeze_rows or dim <= self.embedding else -(-3 * dim // 16) * 8
+        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier)
 
     def sampler(self) -> SamplerSettings:
         """The sampling part."""

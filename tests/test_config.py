@@ -62,6 +62,16 @@ def test_tiny_is_small_and_otherwise_as_fast() -> None:
     assert (tiny.warm_start, tiny.held_out, tiny.patience) == (fast.warm_start, fast.held_out, fast.patience)
 
 
+@pytest.mark.parametrize(("dim", "embedding"), [(16, 128), (128, 128), (129, 200), (170, 256), (700, 1056)])
+def test_a_row_longer_than_the_embedding_gets_a_larger_one_except_in_the_papers_network(
+    dim: int, embedding: int
+) -> None:
+    assert GeneratorConfig.fast().network(dim).embedding == embedding
+    assert GeneratorConfig.fast(squeeze_rows=True).network(dim).embedding == 128
+    assert GeneratorConfig.paper().network(dim).embedding == 128
+    assert GeneratorConfig.tiny().network(dim).embedding == (64 if dim <= 64 else -(-dim * 3 // 16) * 8)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_takes_changes_and_keeps_the_rest(preset: Any) -> None:
     changed = preset(sampling_steps=33, width=64)

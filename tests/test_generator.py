@@ -381,6 +381,29 @@ def test_generated_actions_stay_within_their_bounds() -> None:
     assert actions.abs().max() == 1.0
 
 
+def test_what_belongs_together_in_a_row_longer_than_the_embedding_stays_together() -> None:
+    spec = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (12,)), spaces.Box(-1, 1, (1,)))
+    rows = torch.randn(2_000, spec.dim, generator=torch.Generator().manual_seed(0))
+    rows[:, spec.actions] = rows[:, spec.terminated] = 0.0
+    rows[:, spec.next_observations] = rows[:, spec.observations]
+    sizes: dict[str, Any] = {
+        "width": 64,
+        "depth": 2,
+        "embedding": 16,
+        "steps": 600,
+        "batch_size": 128,
+        "sampling_steps": 12,
+    }
+
+    def apart(*, squeeze_rows: bool) -> float:
+        generator = make(spec=spec, squeeze_rows=squeeze_rows, evaluate_every=100, **sizes)
+        generator.fit(Transitions(spec, rows))
+        made = generator.sample(1_000).rows
+        return float((made[:, spec.next_observations] - made[:, spec.observations]).std())
+
+    assert apart(squeeze_rows=False) < 0.3 < 0.7 < apart(squeeze_rows=True)
+
+
 def test_a_data_set_of_one_row_comes_back_as_it_is() -> None:
     row = two_modes().rows[:1]
     generator = make()
