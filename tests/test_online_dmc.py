@@ -261,12 +261,12 @@ class TestAblation:
 
     def test_table_of_variants_that_differ_in_length_or_failed(self, tmp_path):
         self.write(tmp_path, "base", {10_000: [1.0, 3.0], 12_000: [4.0, 4.0]})
-        self.write(tmp_path, "rows-50k", {10_000: [None, None], 20_000: [None, None]})
+        self.write(tmp_path, "rows-25k", {10_000: [None, None], 20_000: [None, None]})
         assert online_ablation.table(tmp_path).splitlines() == [
             "| variant | 10,000 | 12,000 | 20,000 | fit, s | generate, s | all, s |",
             "|---|---|---|---|---|---|---|",
             "| base | 2 +- 1 | 4 +- 0 | - | 1 | 3 | 100 |",
-            "| rows-50k | failed | - | failed | 1 | 3 | 100 |",
+            "| rows-25k | failed | - | failed | 1 | 3 | 100 |",
         ]
 
     def test_table_of_nothing(self, tmp_path):
@@ -276,6 +276,11 @@ class TestAblation:
         shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
         made = [online_ablation.settings_of(variant, **shared).to_json() for variant in online_ablation.VARIANTS]
         assert all(one != other for k, one in enumerate(made) for other in made[:k])
+
+    def test_the_base_is_the_preset(self):
+        shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
+        plain = Settings(algo="synther", **shared)
+        assert online_ablation.settings_of("base", **shared).to_json() == plain.to_json()
 
     def test_a_variant_changes_nothing_else(self):
         shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
@@ -299,7 +304,7 @@ class TestAblation:
         assert message in errors
 
     def test_goes_on_with_the_variant_that_was_not_finished(self, call, tmp_path, monkeypatch):
-        changes = {name: {"schedule": {"every": 50, "rows": rows}} for name, rows in (("base", 64), ("rows-50k", 32))}
+        changes = {name: {"schedule": {"every": 50, "rows": rows}} for name, rows in (("base", 64), ("rows-25k", 32))}
         small = {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}
         variants = {name: {**change, "generator": small} for name, change in changes.items()}
         monkeypatch.setattr(online_ablation, "VARIANTS", variants)
@@ -311,8 +316,8 @@ class TestAblation:
         assert [p.name for p in folder.iterdir()] == [".base.checkpoint"]
         status, out, _ = call(*arguments, module=online_ablation)
         assert status == 0
-        assert sorted(p.name for p in folder.iterdir()) == ["base.json", "rows-50k.json"]
-        assert [line.split(" | ")[0] for line in out.splitlines()[-2:]] == ["| base", "| rows-50k"]
+        assert sorted(p.name for p in folder.iterdir()) == ["base.json", "rows-25k.json"]
+        assert [line.split(" | ")[0] for line in out.splitlines()[-2:]] == ["| base", "| rows-25k"]
         monkeypatch.setattr(online_ablation, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
         assert call(*arguments, module=online_ablation)[0] == 0
 
