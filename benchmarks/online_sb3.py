@@ -1,11 +1,14 @@
-"""Stable-Baselines3's SAC on a task of online_dmc.py, with the same hyper-parameters: a check on our learner.
+"""SAC in Stable-Baselines3 on a task of online_dmc.py: a check on our learner, and what the adapter gives its users.
 
     python benchmarks/online_sb3.py --env Hopper-v5 --seeds 8 --steps 30000
+    python benchmarks/online_sb3.py --env Hopper-v5 --seeds 4 --steps 30000 --algo synther
 
-writes ``benchmarks/results/online/Hopper-v5/sb3-sac.json``, to be held against ``sac.json`` beside it. Each seed has
-a process of its own on one CPU core. Two things differ from ours by design: SB3's actor learns by the smaller of two
-critics, ours by their mean as in the REDQ code base, and the initial weights have other scales. ``--policy-by mean``
-and ``--init xavier`` take these differences away (``sb3-sac-mean-xavier.json``).
+write ``benchmarks/results/online/Hopper-v5/sb3-sac.json`` and ``sb3-synther.json``, to be held against ``sac.json`` and
+``synther-fast.json`` beside them. `sac` is Stable-Baselines3's own, `sac20` our `FastSAC` with 20 updates per step and
+`synther` the same with `SynthERBuffer`. Each seed has a process of its own. Two things differ from our learner by
+design: in Stable-Baselines3 the actor learns by the smaller of two critics, in ours by their mean as in the REDQ code
+base, and the initial weights have other scales. ``--policy-by mean`` and ``--init xavier`` take these differences away
+for `sac` (``sb3-sac-mean-xavier.json``).
 """
 
 from __future__ import annotations
@@ -30,7 +33,16 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tasks import Task, agent_seed
 from workers import worker_context
 
+from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
+from synther_replay.checks import resolve_device, whole_number
+
 RESULTS = Path(__file__).parent / "results" / "online"
+_MANY: dict[str, Any] = {"gradient_steps": 20, "policy_delay": 20}
+ALGORITHMS: dict[str, tuple[type[SAC], dict[str, Any]]] = {
+    "sac": (SAC, {}),
+    "sac20": (FastSAC, _MANY),
+    "synther": (FastSAC, {**_MANY, "replay_buffer_class": SynthERBuffer}),
+}
 
 
 def policy_of(model: SAC) -> Policy:
@@ -39,7 +51,7 @@ def policy_of(model: SAC) -> Policy:
     heads = (model.actor.mu, model.actor.log_std)
 
     def array(tensor: torch.Tensor) -> np.ndarray:
-        return tensor.detach().numpy().copy()
+        return tensor.detach().cpu().numpy().copy()
 
     return Policy(
         w1=np.concatenate([array(first.weight).T, array(first.bias)[None]]),
@@ -88,19 +100,23 @@ def run(
     every: int,
     episodes: int,
     random_steps: int,
+    algo: str = "sac",
     policy_by: str = "smaller",
     init: str = "torch",
+    device: str = "cpu",
 ) -> dict[int, float]:
     """Train one agent; returns by step."""
     torch.set_num_threads(1)
-    model = SAC(
+    build, options = ALGORITHMS[algo]
+    model = build(
         "MlpPolicy",
         gym.make(task.name),
         learning_starts=random_steps,
         target_entropy=task.target_entropy,
         policy_kwargs={"net_arch": [256, 256]},
         seed=seed,
-        device="cpu",
+        device=device,
+        **options,
     )
     if init == "xavier":
         _begin_as_redq(model)
@@ -111,10 +127,11 @@ def run(
     return evaluations.returns
 
 
-def main() -> None:
-    """Command line."""
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True, help="a Gymnasium task")
+    parser.add_argument("--algo", default="sac", choices=ALGORITHMS)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--every", type=int, default=5_000, help="environment steps between evaluations")
@@ -122,22 +139,38 @@ def main() -> None:
     parser.add_argument("--random-steps", type=int, default=5_000)
     parser.add_argument("--policy-by", default="smaller", choices=("smaller", "mean"), help="which value of critics")
     parser.add_argument("--init", default="torch", choices=("torch", "xavier"), help="how weights are drawn")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="seeds at a time (one per core)")
+    parser.add_argument("--device", default="cpu", help="where to learn")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    task, begun = Task.named(args.env), time.monotonic()
-    if task.suite != "gym":
-        parser.error(f"--env: expected a task of Gymnasium, got {args.env!r}")
-    sizes = {name: getattr(args, name) for name in ("steps", "every", "episodes", "random_steps", "policy_by", "init")}
-    with ProcessPoolExecutor(min(args.seeds, os.cpu_count() or 1), mp_context=worker_context()) as pool:
-        runs = [future.result() for future in [pool.submit(run, task, seed, **sizes) for seed in range(args.seeds)]]
+    try:
+        for name in ("seeds", "steps", "every", "episodes", "random_steps", "workers"):
+            whole_number(name, getattr(args, name))
+        args.device, args.task = resolve_device(args.device), Task.named(args.env)
+        if args.task.suite != "gym":
+            raise ValueError(f"env: expected a task of Gymnasium, got {args.env!r}")
+        if args.algo != "sac" and (args.policy_by, args.init) != ("smaller", "torch"):
+            raise ValueError(f"algo: only sac takes --policy-by and --init, got {args.algo}")
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def main() -> None:
+    """Command line."""
+    args, begun = parse(), time.monotonic()
+    names = ("steps", "every", "episodes", "random_steps", "algo", "policy_by", "init")
+    sizes = {**{name: getattr(args, name) for name in names}, "device": str(args.device)}
+    seeds = range(args.seeds)
+    with ProcessPoolExecutor(min(args.seeds, args.workers), mp_context=worker_context()) as pool:
+        runs = [future.result() for future in [pool.submit(run, args.task, seed, **sizes) for seed in seeds]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
-    seeds = list(range(args.seeds))
     unusual = [value for value in (args.policy_by, args.init) if value in ("mean", "xavier")]
-    name = "-".join(("sb3-sac", *unusual))
-    result = {"env": args.env, "algo": name, "preset": None, "seeds": seeds, "utd": 1, "steps": args.steps}
+    name, utd = "-".join((f"sb3-{args.algo}", *unusual)), ALGORITHMS[args.algo][1].get("gradient_steps", 1)
+    result = {"env": args.env, "algo": name, "preset": None, "seeds": list(seeds), "utd": utd, "steps": args.steps}
     wall = {"total": round(time.monotonic() - begun, 2)}
     path = args.out / args.env / f"{name}.json"
-    write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(torch.device("cpu"))})
+    write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(args.device)})
     for point in curve:
         print(f"{args.env} step {point['step']:,}: {np.mean(point['returns']):.1f} +- {np.std(point['returns']):.1f}")
     print(path)

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import online_sb3
 from tasks import Task
 
+from synther_replay import GeneratorConfig, RetrainSchedule
+
 
 def test_the_policy_is_the_actor():
     model = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [16, 16]}, seed=0)
@@ -60,3 +62,56 @@ def test_weights_drawn_as_in_the_redq_code_base():
     assert hidden.bias.count_nonzero() == 0
     for one, other in zip(model.critic.parameters(), model.critic_target.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("algo", "learner", "updates"), [("sac", "SAC", 5), ("sac20", "FastSAC", 100)])
+def test_an_algorithm_is_what_its_name_says(algo, learner, updates, monkeypatch):
+    made = []
+    build, options = online_sb3.ALGORITHMS[algo]
+
+    def building(*arguments, **settings):
+        made.append(build(*arguments, **settings))
+        return made[-1]
+
+    monkeypatch.setitem(online_sb3.ALGORITHMS, algo, (building, options))
+    online_sb3.run(Task.named("Pendulum-v1"), 0, steps=55, every=55, episodes=1, random_steps=50, algo=algo)
+    assert type(made[0]).__name__ == learner
+    assert made[0]._n_updates == updates
+
+
+def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
+    made = []
+    quick = {"generator": GeneratorConfig.tiny(steps=10, width=16, depth=1), "schedule": RetrainSchedule(40, 64, 40)}
+    build, options = online_sb3.ALGORITHMS["synther"]
+
+    def building(*arguments, **settings):
+        made.append(build(*arguments, replay_buffer_kwargs=quick, **settings))
+        return made[-1]
+
+    monkeypatch.setitem(online_sb3.ALGORITHMS, "synther", (building, options))
+    returns = online_sb3.run(
+        Task.named("Pendulum-v1"), 0, steps=52, every=26, episodes=1, random_steps=50, algo="synther"
+    )
+    assert list(returns) == [26, 52]
+    assert len(made[0].replay_buffer.source.store) == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "cheetah-run"], "env: expected a task of Gymnasium"),
+        (["--env", "Pendulun-v1"], "env: there is no task 'Pendulun-v1', near are Pendulum-v1"),
+        (["--env", "Pendulum-v1", "--seeds", "0"], "seeds: "),
+        (["--env", "Pendulum-v1", "--workers", "0"], "workers: "),
+        (["--env", "Pendulum-v1", "--algo", "ppo"], "--algo: invalid choice"),
+        (["--env", "Pendulum-v1", "--algo", "synther", "--init", "xavier"], "algo: only sac takes"),
+        (["--env", "Pendulum-v1", "--device", "gpu"], "device: "),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_door(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["online_sb3.py", *arguments])
+    monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as stopped:
+        online_sb3.main()
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
