@@ -147,7 +147,7 @@ def parse() -> argparse.Namespace:
         for name in ("seeds", "steps", "every", "episodes", "random_steps", "workers"):
             whole_number(name, getattr(args, name))
         args.device, args.task = resolve_device(args.device), Task.named(args.env)
-        if args.task.suite != "gym":
+        if args.env not in gym.registry:
             raise ValueError(f"env: expected a task of Gymnasium, got {args.env!r}")
         if args.algo != "sac" and (args.policy_by, args.init) != ("smaller", "torch"):
             raise ValueError(f"algo: only sac takes --policy-by and --init, got {args.algo}")

@@ -99,7 +99,6 @@ def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--env", "cheetah-run"], "env: expected a task of Gymnasium"),
         (["--env", "Pendulun-v1"], "env: there is no task 'Pendulun-v1', near are Pendulum-v1"),
         (["--env", "Pendulum-v1", "--seeds", "0"], "seeds: "),
         (["--env", "Pendulum-v1", "--workers", "0"], "workers: "),
@@ -109,6 +108,16 @@ def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
     ],
 )
 def test_what_cannot_work_is_refused_at_the_door(arguments, message, monkeypatch, capsys):
+    refused(arguments, message, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("env", "needs"), [("cheetah-run", "dm_control"), ("maze2d-umaze", "mujoco")])
+def test_a_task_that_is_not_gymnasiums_is_refused(env, needs, monkeypatch, capsys):
+    pytest.importorskip(needs)
+    refused(["--env", env], "env: expected a task of Gymnasium", monkeypatch, capsys)
+
+
+def refused(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["online_sb3.py", *arguments])
     monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as stopped:
