@@ -41,6 +41,7 @@ KEYS += (
     "command",
     "commit",
 )  # where a number comes from, without which it is not published
+_CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ def read_result(path: Path) -> Result:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """All result files of a folder."""
-    results = [read_result(path) for path in sorted(folder.glob("*/*.json"))]
+    """All result files of a folder but those that only check our learners."""
+    paths = [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith(_CHECK)]
+    results = [read_result(path) for path in paths]
     if not results:
         raise ValueError(f"{folder}: expected result files such as hopper-medium-regen/td3bc-real.json, found none")
     return results
