@@ -98,7 +98,7 @@ class StackedIQL(OfflineLearner):
         bellman = _targets(rows[..., spec.rewards.start], rows[..., spec.terminated.start], then, settings.gamma)
         asked = fused_padded(observations, actions, columns=self.critic_shape.padded_inputs)
         rates = self.critic.rates(self.updates, 1)[0]
-        # CORL halves the sum of both losses, which Adam does not notice.
+        # CORL halves the sum of both losses, of which Adam notices nothing but its epsilon.
         target_q = self.critics.update(asked.expand(2, *asked.shape).contiguous(), bellman, self.all_asked, rates)
         advantage, d_value = _advantage(target_q, now, settings.expectile)
         gradient = Layers.of(self.value.gradient, self.value_shape)
