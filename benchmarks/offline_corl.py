@@ -37,6 +37,7 @@ from offline_data import DataSource
 from offline_settings import Cell
 from online_settings import is_done
 from reporting import origin, sign, write_json
+from stretches import checkpoint_beside, make_folder_of
 from tasks import agent_seed
 from workers import worker_context
 
@@ -149,8 +150,8 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
     """Run the seeds that are missing, noting the returns of each beside `path`, then write and return the result."""
     cell, begun = check.cell, time.monotonic()
     rows, about = source.rows(cell)
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
-    checkpoint = path.with_name(f".{path.stem}.checkpoint")
+    make_folder_of(path)
+    checkpoint = checkpoint_beside(path)
     state = {"settings": check.to_json(), "rows": rows.fingerprint(), "made_on": [], "seconds": 0.0, "returns": {}}
     if is_done(checkpoint, check):
         state = json.loads(checkpoint.read_text())

@@ -16,7 +16,7 @@ from offline_data import DataSource
 from offline_settings import Cell
 from reporting import origin, sign, synchronise, write_json
 from safetensors import SafetensorError
-from stretches import Stopwatch, run_in_stretches
+from stretches import Stopwatch, checkpoint_beside, make_folder_of, run_in_stretches
 from tasks import agent_seed
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
@@ -43,14 +43,11 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
     """
     if source.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tensor cores
-    checkpoint = path.with_name(f".{path.stem}.checkpoint")
+    checkpoint = checkpoint_beside(path)
     if checkpoint.exists():
         saved_state(checkpoint, cell)  # what cannot be continued is refused now, and not after a generator is fitted
     source.dataset(cell)  # one that is not there leaves no folder behind
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
-    except OSError as error:
-        raise ValueError(f"out: expected a folder to write to, got {path.parent} ({error})") from error
+    make_folder_of(path)
     run = OfflineRun(cell, source)
     if run.run(checkpoint, **limits):
         write_json(path, {**run.result(), **origin(source.device)})

@@ -19,7 +19,7 @@ from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
 from reporting import origin, sign, synchronise, write_json
-from stretches import run_in_stretches
+from stretches import checkpoint_beside, make_folder_of, run_in_stretches
 from tasks import Task, agent_seed
 from workers import Environments, Steps
 
@@ -46,11 +46,8 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tensor cores
     run = OnlineRun(settings, device)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # now, and not when there is a result to lose
-    except OSError as error:
-        raise ValueError(f"out: expected a folder to write to, got {path.parent} ({error})") from error
-    checkpoint = path.with_name(f".{path.stem}.checkpoint")
+    make_folder_of(path)
+    checkpoint = checkpoint_beside(path)
     if run.run(checkpoint, **limits):
         write_json(path, {**run.result(), **origin(device)})
         checkpoint.unlink(missing_ok=True)

@@ -5,6 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+
+def checkpoint_beside(result: Path) -> Path:
+    """Where a run is saved whose result is not there yet."""
+    return result.with_name(f".{result.stem}.checkpoint")
+
+
+def make_folder_of(result: Path) -> None:
+    """Make the folder of a result before the run, and not when there is a result to lose."""
+    try:
+        result.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
 
 
 class Stopwatch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,25 @@ from synther_replay.transitions import Transitions, TransitionSpec
 
 # The tests compute on matrices so small that threads cost more than they bring, above all where tests run in parallel.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def call_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Any, str, str]]:
+    """Calls the `main` of a program with arguments; gives its exit status, output and errors."""
+
+    def call(main: Callable[[], Any], script: str, *arguments: Any) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="no GPU")
+            try:
+                status = main()
+            except SystemExit as stopped:
+                status = stopped.code
+        return status, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture

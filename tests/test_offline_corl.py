@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -155,23 +156,14 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path, folder, corl, out, capsys):
+def call(call_main, monkeypatch, tmp_path, folder, corl, out):
     """Call the program with arguments; gives its exit status, output and errors."""
     offline_stand_ins.no_other_sets(monkeypatch, tmp_path)
     monkeypatch.setattr(offline_corl, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(offline_corl, "as_completed", list)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
-
-    def program(*arguments):
-        usual = ["--corl", corl, "--dataset", HOPPER, "--algo", "td3bc", "--folder", folder, "--out", out, *SMALL]
-        monkeypatch.setattr(sys, "argv", ["offline_corl.py", *map(str, (*usual, *arguments))])
-        try:
-            status = offline_corl.main()
-        except SystemExit as stopped:
-            status = stopped.code
-        return status, *capsys.readouterr()
-
-    return program
+    usual = ["--corl", corl, "--dataset", HOPPER, "--algo", "td3bc", "--folder", folder, "--out", out, *SMALL]
+    return partial(call_main, offline_corl.main, "offline_corl.py", *usual)
 
 
 def check(corl, algo="td3bc", **sizes):

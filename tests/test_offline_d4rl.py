@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,21 +50,9 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def call(monkeypatch, folder, out, capsys):
+def call(call_main, folder, out):
     """Call the program with arguments; gives its exit status, output and errors."""
-
-    def program(*arguments):
-        places = ["--folder", str(folder), "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", ["offline_d4rl.py", *places, *map(str, arguments)])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="no GPU")
-            try:
-                status = offline_d4rl.main()
-            except SystemExit as stopped:
-                status = stopped.code
-        return status, *capsys.readouterr()
-
-    return program
+    return partial(call_main, offline_d4rl.main, "offline_d4rl.py", "--folder", folder, "--out", out)
 
 
 def expect_refusal(answer, message):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,18 +39,11 @@ def no_run(monkeypatch):
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
+def call(call_main, tmp_path):
     """Call a program with arguments; gives its exit status, output and errors."""
 
     def program(*arguments, module=online_dmc, script="online_dmc.py"):
-        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments), "--out", str(tmp_path)])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="no GPU")
-            try:
-                status = module.main()
-            except SystemExit as stopped:
-                status = stopped.code
-        return status, *capsys.readouterr()
+        return call_main(module.main, script, *arguments, "--out", tmp_path)
 
     return program
 
@@ -277,8 +269,9 @@ class TestAblation:
         made = [online_ablation.settings_of(variant, **shared).to_json() for variant in online_ablation.VARIANTS]
         assert all(one != other for k, one in enumerate(made) for other in made[:k])
 
-    def test_the_base_is_the_preset(self):
-        shared = {"env": "x", "preset": "fast", "seeds": 1, "steps": 1, "utd": 1}
+    @pytest.mark.parametrize("preset", ["fast", "tiny"])
+    def test_the_base_is_the_preset(self, preset):
+        shared = {"env": "x", "preset": preset, "seeds": 1, "steps": 1, "utd": 1}
         plain = Settings(algo="synther", **shared)
         assert online_ablation.settings_of("base", **shared).to_json() == plain.to_json()
 

@@ -107,20 +107,24 @@ def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
         (["--env", "Pendulum-v1", "--device", "gpu"], "device: "),
     ],
 )
-def test_what_cannot_work_is_refused_at_the_door(arguments, message, monkeypatch, capsys):
-    refused(arguments, message, monkeypatch, capsys)
+def test_what_cannot_work_is_refused_at_the_door(arguments, message, refusal):
+    assert message in refusal(*arguments)
 
 
 @pytest.mark.parametrize(("env", "needs"), [("cheetah-run", "dm_control"), ("maze2d-umaze", "mujoco")])
-def test_a_task_that_is_not_gymnasiums_is_refused(env, needs, monkeypatch, capsys):
+def test_a_task_that_is_not_gymnasiums_is_refused(env, needs, refusal):
     pytest.importorskip(needs)
-    refused(["--env", env], "env: expected a task of Gymnasium", monkeypatch, capsys)
+    assert "env: expected a task of Gymnasium" in refusal("--env", env)
 
 
-def refused(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["online_sb3.py", *arguments])
+@pytest.fixture
+def refusal(call_main, monkeypatch):
+    """What the program says to arguments that it does not take."""
     monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("it ran"))
-    with pytest.raises(SystemExit) as stopped:
-        online_sb3.main()
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+
+    def refuse(*arguments):
+        status, _, errors = call_main(online_sb3.main, "online_sb3.py", *arguments)
+        assert status == 2
+        return errors
+
+    return refuse
