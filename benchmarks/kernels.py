@@ -9,6 +9,8 @@ twenty:
 3. `_learn`: the gradient of each tile of weights, with Adam and the target network applied to the tile right there,
    so that no gradient is ever written.
 
+Tiles of one network follow each other in a grid, so that what they share is still in the cache.
+
 Matrix products take half-precision operands and add up in single precision: a half has the mantissa of the TF32 in
 which PyTorch multiplies floats on such a GPU, in half the bytes, and can be read across or down. Its range is smaller,
 so gradients are scaled, and an error beyond some 4,000 / |w3| counts as if it were that: a run that has got there has
@@ -76,7 +78,7 @@ def _values(
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    network, tile = tl.program_id(0), tl.program_id(1)
+    tile, network = tl.program_id(0), tl.program_id(1)
     learning = network < S  # else it is a target
     # Of a target that is not asked, `_errors` adds infinity to whatever value lies there.
     asked = tl.load(left_out + network % S) == 0.0
@@ -117,7 +119,7 @@ def _errors(
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    network, tile = tl.program_id(0), tl.program_id(1)
+    tile, network = tl.program_id(0), tl.program_id(1)
     agent = network // N
     row = network.to(tl.int64) * P
     b = tile * BM + tl.arange(0, BM)
@@ -239,7 +241,7 @@ def _learn(
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr,
     RT: tl.constexpr, T: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    network, part = tl.program_id(0), tl.program_id(1)
+    part, network = tl.program_id(0), tl.program_id(1)
     across: tl.constexpr = H // T
     tiles_of_w2: tl.constexpr = across * (H // RT)
     tiles: tl.constexpr = tiles_of_w2 + across * ((C + CT - 1) // CT)
@@ -337,7 +339,7 @@ class TritonCritics:
         self._starts = _starts(shape)
         # Found by trying on an H200. Tiles of the batch are small where there are few networks, so that there is work
         # for every multiprocessor.
-        many = stack >= 16
+        many, ensembles = stack >= 16, stack >= 64
         self.tuning = {
             "values": {
                 "CP": _edge(columns),
@@ -346,8 +348,19 @@ class TritonCritics:
                 "num_warps": 4,
                 "num_stages": 3,
             },
-            "errors": {"BM": 32 if many else 16, "BK": 32 if many else 64, "num_warps": 4, "num_stages": 3},
-            "learn": {"T": _TILE, "RT": _TILE, "CT": 32, "num_warps": 4, "num_stages": 2},
+            "errors": {
+                "BM": 64 if ensembles else 32 if many else 16,
+                "BK": 32 if many else 64,
+                "num_warps": 4,
+                "num_stages": 3,
+            },
+            "learn": {
+                "T": _TILE,
+                "RT": 32 if ensembles else _TILE,
+                "CT": 32,
+                "num_warps": 4,
+                "num_stages": 3 if ensembles else 2,
+            },
         }
 
     def refresh(self) -> None:
@@ -361,18 +374,18 @@ class TritonCritics:
         sizes, starts, width, tuning = self._sizes, self._starts, self._width, self.tuning
         stack, batch, hidden = sizes["S"], sizes["B"], width["H"]
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
-        _values[(2 * stack, batch // tuning["values"]["BM"])](
+        _values[(batch // tuning["values"]["BM"], 2 * stack)](
             inputs, self.values, self.halves, left_out, self.h1, self.h2, self.q, **starts, **sizes, **width,
             **tuning["values"],
         )  # fmt: skip
-        _errors[(stack, batch // tuning["errors"]["BM"])](
+        _errors[(batch // tuning["errors"]["BM"], stack)](
             self.values, self.halves, self.h1, self.h2, self.q, bellman, left_out, self.error, self.d_h1, self.d_h2,
             bellman.stride(0), **weights, **sizes, H=hidden, AGENT=bellman.stride(1), SCALE=_SCALE,
             **tuning["errors"],
         )  # fmt: skip
         tile = tuning["learn"]
         rows = hidden // tile["RT"] + triton.cdiv(width["C"], tile["CT"]) + 1  # of tiles: of w2, of w1, of the rest
-        _learn[(stack, hidden // tile["T"] * rows)](
+        _learn[(hidden // tile["T"] * rows, stack)](
             inputs, self.values, self.halves, self.adam.mean, self.adam.square, self.h1, self.h2, self.error,
             self.d_h1, self.d_h2, rates, self.target_speed if follow else 0.0, *BETAS, EPS, **starts, **sizes, **width,
             SCALE=_SCALE, **tile,
