@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.atomic import replacing
 from synther_replay.transitions import Transitions, TransitionSpec
 
 KEYS = ("observations", "actions", "rewards", "next_observations", "terminals")  # in the order of a row's columns
@@ -58,18 +59,12 @@ def split(spec: TransitionSpec, rows: Tensor) -> tuple[Tensor, ...]:
 
 def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]) -> None:
     """Write `count` rows, given in blocks of `BLOCK`, to a file in one step; it is there whole or as before."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: there is no folder {path.parent}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         named = (_named(spec, block) for block in blocks)
         if path.suffix in HDF5:
             _write_hdf5(temporary, count, named)
         else:
             _write_npz(temporary, named)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from synther_replay.atomic import replacing
 
 Rows = dict[str, np.ndarray]
 """Arrays of one length: vectors ``(n, columns)`` in float32, rewards ``(n,)`` in float32, flags ``(n,)`` in bool."""
@@ -122,15 +123,8 @@ def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) 
         for key, value in attributes.items():
             file.attrs[key] = json.dumps(value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as target:
-            target.write(image.getbuffer())
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(image.getbuffer())
 
 
 def _field(key: str, values: np.ndarray, where: object) -> np.ndarray:

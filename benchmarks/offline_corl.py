@@ -35,9 +35,8 @@ from gymnasium.spaces import Box
 from offline_d4rl import RESULTS
 from offline_data import DataSource
 from offline_settings import Cell
-from online_settings import is_done
 from reporting import origin, sign, write_json
-from stretches import checkpoint_beside, make_folder_of
+from stretches import checkpoint_beside, is_done, make_folder_of
 from tasks import agent_seed
 from workers import worker_context
 

@@ -21,12 +21,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
+from command_line import PRESETS, duration, setting
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
 from offline_run import run_to_file
-from offline_settings import ALGORITHMS, DATA, NETWORKS, PRESETS, Cell
-from online_dmc import duration, setting
-from online_settings import is_done
+from offline_settings import ALGORITHMS, DATA, NETWORKS, Cell
+from stretches import is_done
 
 from synther_replay.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError

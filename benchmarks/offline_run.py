@@ -16,7 +16,7 @@ from offline_data import DataSource
 from offline_settings import Cell
 from reporting import origin, sign, synchronise, write_json
 from safetensors import SafetensorError
-from stretches import Stopwatch, checkpoint_beside, make_folder_of, run_in_stretches
+from stretches import Stopwatch, checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import agent_seed
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
@@ -58,10 +58,8 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
 def saved_state(checkpoint: Path, cell: Cell) -> dict[str, Any]:
     """Where a run was left; one of other settings is refused."""
     state = load_checkpoint(checkpoint, KIND)
-    if state["settings"] != cell.to_json():
-        raise ValueError(
-            f"{checkpoint} was made with other settings, {state['settings']}; remove it, or choose another --out"
-        )
+    if other := differences(state["settings"], cell.to_json()):
+        raise ValueError(f"{checkpoint} was made with other settings ({other}); remove it, or choose another --out")
     return state
 
 

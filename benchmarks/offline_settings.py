@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from command_line import PRESETS
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
@@ -29,7 +30,6 @@ ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
 # The paper's larger networks come with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
-PRESETS = ("paper", "fast", "tiny")
 # Where a policy is judged, by the beginning of a data set's name. D4RL's own versions of these tasks need a simulator
 # that is no longer kept; these are their successors.
 _TASKS = {

@@ -21,10 +21,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
 import numpy as np
-from online_dmc import duration
+from command_line import PRESETS, duration
 from online_run import run_to_file
-from online_settings import PRESETS, Settings, is_done
+from online_settings import Settings
 from reporting import markdown_table
+from stretches import is_done
 
 from synther_replay.checks import resolve_device
 

@@ -11,7 +11,6 @@ that are half synthetic).
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import sys
 import warnings
@@ -20,8 +19,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
+from command_line import PRESETS, duration, setting
 from online_run import run_to_file
-from online_settings import ALGORITHMS, PRESETS, Settings, is_done
+from online_settings import ALGORITHMS, Settings
+from stretches import is_done
 
 from synther_replay.checks import resolve_device, whole_number
 
@@ -69,13 +70,6 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def duration(text: str) -> float:
-    """Seconds on the command line."""
-    if not float(text) >= 0:  # which NaN is not, either
-        raise ValueError
-    return float(text)
-
-
 def settings_of(args: argparse.Namespace) -> Settings:
     """The run that the command line asks for; what it leaves out is chosen for the device and the algorithm."""
     algorithm, kind = ALGORITHMS[args.algo], args.device.type
@@ -100,17 +94,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE on the command line, the value as Python reads it or else as text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"set: expected NAME=VALUE, got {text!r}")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
 
 
 def result_path(args: argparse.Namespace) -> Path:

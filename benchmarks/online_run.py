@@ -19,7 +19,7 @@ from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
 from reporting import origin, sign, synchronise, write_json
-from stretches import checkpoint_beside, make_folder_of, run_in_stretches
+from stretches import checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import Task, agent_seed
 from workers import Environments, Steps
 
@@ -224,10 +224,8 @@ class OnlineRun:
 
     def _load(self, path: Path) -> None:
         state = load_checkpoint(path, KIND)
-        if state["settings"] != self.settings.to_json():
-            raise ValueError(
-                f"{path} was made with other settings, {state['settings']}; remove it, or choose another --out"
-            )
+        if other := differences(state["settings"], self.settings.to_json()):
+            raise ValueError(f"{path} was made with other settings ({other}); remove it, or choose another --out")
         self.progress.load_state_dict(state)
         self.agents.load_state_dict(state)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from command_line import PRESETS
 from tasks import suite_of
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
@@ -29,7 +29,6 @@ ALGORITHMS = {
     "redq": Algorithm(critics=10, utd=20),
     "synther": Algorithm(critics=2, utd=20, synthetic=True),
 }
-PRESETS = ("paper", "fast", "tiny")
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,3 @@ class Settings:
             values["generator"] = self.generator_config().to_json()
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read
-
-
-class HasSettings(Protocol):
-    """What a result can be of."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything that the result depends on."""
-
-
-def is_done(path: Path, settings: HasSettings) -> bool:
-    """Whether the result is there already; one of other settings is never overwritten."""
-    if not path.exists():
-        return False
-    try:
-        found = json.loads(path.read_text()).get("settings")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
-    if found != settings.to_json():
-        raise ValueError(f"{path} holds the result of other settings, {found}; remove it, or choose another --out")
-    return True

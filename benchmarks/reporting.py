@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from synther_replay.atomic import replacing
+
 
 def synchronise(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
@@ -83,13 +85,8 @@ def commit() -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 
 def checkpoint_beside(result: Path) -> Path:
@@ -19,6 +21,34 @@ def make_folder_of(result: Path) -> None:
         result.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
+
+
+class HasSettings(Protocol):
+    """What a result can be of."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that the result depends on."""
+
+
+def is_done(path: Path, settings: HasSettings) -> bool:
+    """Whether the result is there already; one of other settings is never overwritten."""
+    if not path.exists():
+        return False
+    try:
+        found = json.loads(path.read_text()).get("settings")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
+    if other := differences(found, settings.to_json()):
+        raise ValueError(f"{path} holds the result of other settings ({other}); remove it, or choose another --out")
+    return True
+
+
+def differences(found: Any, wanted: Any, name: str = "settings") -> str:
+    """Where two trees of settings differ, in words; nothing where they are equal."""
+    if not (isinstance(found, dict) and isinstance(wanted, dict)):
+        return "" if found == wanted else f"{name} {found!r}, not {wanted!r}"
+    keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return ", ".join(differences(found.get(key), wanted.get(key), key) for key in keys)
 
 
 class Stopwatch:

@@ -6,7 +6,6 @@ JSON, in which each tensor is described by number, type, shape and checksum, and
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import zlib
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from synther_replay.atomic import replacing
 from synther_replay.errors import CheckpointError
 
 FORMAT = "synther_replay"
@@ -39,21 +39,12 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
         FileNotFoundError: The folder does not exist.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: there is no folder {path.parent}")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
     header["checksum"] = _header_checksum(header)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         save_file(tensors, temporary, metadata=header)
-        _to_disk(temporary)
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
@@ -131,12 +122,3 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 def _describe(tensor: Tensor) -> dict[str, Any]:
     data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
     return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(data)}
-
-
-def _to_disk(path: Path) -> None:
-    """Ask the system to write a file, or the entries of a folder, to disk now."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

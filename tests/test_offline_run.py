@@ -24,8 +24,8 @@ from learners.rows import SharedRows
 from offline_data import DataSource
 from offline_run import OfflineRun, run_to_file
 from offline_settings import Cell
-from online_settings import is_done
 from policies import policies_of
+from stretches import is_done
 from tasks import agent_seed
 
 from synther_replay import checkpoint as checkpoints

@@ -18,7 +18,7 @@ from learners.edac import EDACSettings
 from learners.iql import IQLSettings
 from learners.td3bc import TD3BCSettings
 from offline_settings import Cell
-from online_settings import is_done
+from stretches import is_done
 
 from synther_replay import GeneratorConfig
 

@@ -16,8 +16,9 @@ import online_results
 import online_stand_ins
 import plot_online
 from online_run import OnlineRun, run_to_file
-from online_settings import ALGORITHMS, Settings, is_done
+from online_settings import ALGORITHMS, Settings
 from policies import load_policies, policies_of
+from stretches import is_done
 
 from synther_replay import DiffusionGenerator
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from online_settings import PRESETS, Settings, is_done
+from command_line import PRESETS
+from online_settings import Settings
+from stretches import is_done
 
 from synther_replay import DiffusionGenerator, GeneratorConfig
 
