@@ -2,7 +2,7 @@
 
     python benchmarks/offline_corl.py --corl path/to/CORL --dataset hopper-medium-regen --algo td3bc iql --seeds 4
 
-writes ``benchmarks/results/offline/<dataset>/corl-<algo>.json``, to be held against ``<algo>-real.json`` of as many
+writes ``results/offline/<dataset>/corl-<algo>.json``, to be held against ``<algo>-real.json`` of as many
 updates. CORL's file runs as it is, with its settings for the data set; stand-ins replace the packages that it imports
 and few have installed, and our code judges the policies, in the episodes that ours are judged in. Each seed has a
 process of its own on one CPU core. Stopped, the same command goes on with the seeds that are missing.

@@ -2,8 +2,9 @@
 
     python benchmarks/offline_d4rl.py --dataset walker2d-medium-replay-regen --algo td3bc iql --data real synther
 
-writes ``benchmarks/results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorithm and data; synthetic rows
-are generated once for all of them. Stopped by ``--time-limit`` or otherwise, the same command goes on where it was.
+writes ``results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorithm and data; synthetic rows
+are generated once for all of them, and kept in ``--upsampled`` for other commands. Stopped by ``--time-limit`` or
+otherwise, the same command goes on where it was.
 Official data sets are found where D4RL keeps them, regenerated ones are made by make_datasets.py.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
 from command_line import PRESETS, duration, setting
+from dataset_files import regenerated_folder
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
 from offline_run import run_to_file
@@ -31,10 +33,10 @@ from stretches import is_done
 from synther_replay.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError
 
-RESULTS = Path(__file__).parent / "results" / "offline"
+RESULTS = Path("results") / "offline"
 # What one can wait for.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"preset": "paper", "seeds": 8, "steps": 1_000_000, "rows": 5_000_000},
+    "cuda": {"preset": "paper", "seeds": 8, "steps": 1_000_000},
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000},
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
@@ -48,7 +50,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
     parser.add_argument("--preset", choices=PRESETS, help="of the generator (paper on a GPU, tiny on a CPU)")
-    parser.add_argument("--rows", type=int, help="synthetic rows (5,000,000 on a GPU, 100,000 on a CPU)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        help="synthetic rows (5,000,000 on a GPU, there in a mixture as many as real ones; 100,000 on a CPU)",
+    )
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a mixture (0.5)")
     parser.add_argument("--subsample", type=float, help="share of the data set to keep (all)")
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
@@ -62,10 +68,16 @@ def parse() -> argparse.Namespace:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
     parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
-    parser.add_argument("--checkpoint-every", type=duration, default=300.0, help="seconds between saves on the way")
+    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for evaluations (all)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--folder", type=Path, help="where to look for data sets first")
+    parser.add_argument(
+        "--upsampled",
+        type=Path,
+        default=regenerated_folder() / "upsampled",
+        help="where synthetic rows are kept, some 200 bytes each (%(default)s)",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     try:
@@ -109,7 +121,7 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
 def main() -> int:
     """Command line."""
     args = parse()
-    begun, runs, source = time.monotonic(), 0, DataSource(args.folder, args.device)
+    begun, runs, source = time.monotonic(), 0, DataSource(args.folder, args.device, args.upsampled)
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
     for cell in args.cells:

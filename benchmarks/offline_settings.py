@@ -65,6 +65,8 @@ _DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cql": {"hopper-medium": {"reward_range": True}},
 }
+# Where the paper's generator has a network twice as wide as elsewhere.
+_WIDE = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Cell:
         seeds: Number of agents, which learn from the same rows.
         steps: Critic updates of each.
         preset: Of the generator; None where all is real.
-        rows: Synthetic rows.
+        rows: Synthetic rows; None for 5,000,000, in a mixture for as many as there are real ones, as in the paper.
         real_ratio: Share of real rows in a mixture.
         subsample: Share of the data set that is there at all; None: all of it.
         augment: One of `AUGMENTATIONS`, or None.
@@ -95,7 +97,7 @@ class Cell:
     seeds: int = 8
     steps: int = 1_000_000
     preset: str | None = None
-    rows: int = 5_000_000
+    rows: int | None = None
     real_ratio: float = 0.5
     subsample: float | None = None
     augment: str | None = None
@@ -118,14 +120,18 @@ class Cell:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.algo == "cql" and self.dataset.startswith("maze2d"):
             raise ValueError("algo: on mazes CORL's cql has a Lagrange multiplier, which ours has not")
-        for name in ("seeds", "steps", "rows", "episodes", "evaluate_every"):
+        for name in ("seeds", "steps", "episodes", "evaluate_every"):
             whole_number(name, getattr(self, name))
+        if self.rows is not None:
+            whole_number("rows", self.rows)
         whole_number("first_seed", self.first_seed, least=0)
         check_real_ratio(self.real_ratio)
         if self.subsample is not None and not 0 < self.subsample <= 1:
             raise ValueError(f"subsample: expected a number above 0 and at most 1, got {self.subsample!r}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"augment: expected one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.augment is not None and self.synthetic:
+            raise ValueError(f"augment: is for real data, to hold synthetic data against, got {self.data}")
         if self.network is not None and self.network not in NETWORKS:
             raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {self.network!r}")
         if self.synthetic:
@@ -133,8 +139,8 @@ class Cell:
                 raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
             if self.generator_config().max_seconds is not None:
                 raise ValueError("generator: with max_seconds the rows would depend on the machine's speed")
-        elif self.preset or self.generator:
-            raise ValueError(f"data: {self.data} has no generator, so it takes no preset or settings of one")
+        elif self.preset or self.generator or self.rows:
+            raise ValueError(f"data: {self.data} has no generator, so it takes no preset, settings or rows of one")
         per_call = self._settings().updates_per_call
         for name in ("steps", "evaluate_every"):
             if getattr(self, name) % per_call:
@@ -167,9 +173,16 @@ class Cell:
         return self.algo != "edac"
 
     def generator_config(self) -> GeneratorConfig:
-        """The preset's, with what is changed."""
-        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**self.generator)
+        """The preset's, with what the paper changes for this data set, and what is asked for."""
+        published = {"width": 2048} if self.preset == "paper" and self._plain_name in _WIDE else {}
+        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**published, **self.generator})
         return config
+
+    def synthetic_rows(self, real: int) -> int:
+        """How many rows to generate, where there are so many real ones."""
+        if self.rows is not None:
+            return self.rows
+        return real if self.data == "mixed" else 5_000_000
 
     def learner(self, rows: SharedRows) -> OfflineLearner:
         """The agents, before they have learnt anything."""
@@ -187,9 +200,13 @@ class Cell:
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read
 
+    @property
+    def _plain_name(self) -> str:
+        """Of the data set, without its version, or "regen"."""
+        return self.dataset.rpartition("-")[0]
+
     def _departures(self) -> dict[str, Any]:
-        """What this data set changes, whose name is taken without its version, or "regen"."""
-        return _DEPARTURES.get(self.algo, {}).get(self.dataset.rpartition("-")[0], {})
+        return _DEPARTURES.get(self.algo, {}).get(self._plain_name, {})
 
     def _settings(self) -> OfflineSettings:
         _, kind = ALGORITHMS[self.algo]

@@ -194,7 +194,7 @@ class TestCells:
         args = self.parse(monkeypatch, "--algo", "iql", "--data", data)
         args.device = torch.device("cuda", 0)
         found = offline_d4rl.cell_of(args, "iql", data)
-        generator = {} if data == "real" else {"preset": "paper", "rows": 5_000_000}
+        generator = {} if data == "real" else {"preset": "paper"}
         assert found == Cell(HOPPER, "iql", data, seeds=8, steps=1_000_000, **generator)
 
     def test_real_rows_are_what_is_learnt_from_where_nothing_is_said(self, monkeypatch):
@@ -203,14 +203,14 @@ class TestCells:
     def test_everything_can_be_said(self, monkeypatch):
         sizes = {"seeds": 3, "steps": 700, "first-seed": 9, "episodes": 2, "evaluate-every": 300, "rows": 8}
         arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-        arguments += ["--preset", "paper", "--real-ratio", "0", "--subsample", "0.15", "--augment", "dynamics"]
+        arguments += ["--preset", "paper", "--real-ratio", "0", "--subsample", "0.15", "--network", "large"]
         arguments += ["--set", "solver=heun", "--set", "betas=(0.8, 0.9)", "--set", "patience=None", "--set", "eta=0.5"]
         (found,) = self.parse(monkeypatch, "--algo", "td3bc", "--data", "mixed", *arguments).cells
         generator = {"solver": "heun", "betas": (0.8, 0.9), "patience": None, "eta": 0.5}
-        others = {"preset": "paper", "real_ratio": 0.0, "subsample": 0.15, "augment": "dynamics"}
+        others = {"preset": "paper", "real_ratio": 0.0, "subsample": 0.15, "network": "large"}
         sizes = {name.replace("-", "_"): value for name, value in sizes.items()}
         assert found == Cell(HOPPER, "td3bc", "mixed", generator=generator, **sizes, **others)
-        assert found.generator_config() == GeneratorConfig.paper(**generator)
+        assert found.generator_config() == GeneratorConfig.paper(width=2048, **generator)
 
     def test_what_only_others_take_is_no_setting_of_a_cell(self, monkeypatch):
         """Else its result would count as one of other settings, depending on what it was asked for together with."""

@@ -58,7 +58,12 @@ def make(**changes):
         ({"subsample": math.nan}, "subsample: expected a number above 0 and at most 1, got nan"),
         ({"augment": "noise"}, "augment: expected one of additive, multiplicative, dynamics, got 'noise'"),
         ({"preset": "fast"}, "data: real has no generator, so it takes no preset"),
-        ({"generator": {"width": 8}}, "data: real has no generator, so it takes no preset or settings of one"),
+        ({"generator": {"width": 8}}, "data: real has no generator, so it takes no preset, settings or rows of one"),
+        ({"rows": 9}, "data: real has no generator"),
+        (
+            {**SYNTHETIC, "augment": "additive"},
+            "augment: is for real data, to hold synthetic data against, got synther",
+        ),
         ({"data": "synther"}, "preset: expected one of paper, fast, tiny, got None"),
         ({"data": "mixed", "preset": "slow"}, "preset: expected one of paper, fast, tiny, got 'slow'"),
         ({**SYNTHETIC, "generator": {"width": 7}}, "width: expected a multiple of 8"),
@@ -72,7 +77,14 @@ def test_what_cannot_work_is_refused_by_name_and_value(changes, message):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"subsample": 1}, {"first_seed": 0}, {"real_ratio": 0}, {"steps": 100}, {"evaluate_every": 100}, {"rows": 1}],
+    [
+        {"subsample": 1},
+        {"first_seed": 0},
+        {"real_ratio": 0},
+        {"steps": 100},
+        {"evaluate_every": 100},
+        {**SYNTHETIC, "rows": 1},
+    ],
 )
 def test_what_just_works_is_not_refused(changes):
     assert {key: getattr(make(**changes), key) for key in changes} == changes
@@ -88,7 +100,7 @@ def test_what_just_works_is_not_refused(changes):
         ({"subsample": 0.005}, "td3bc-real-0.5pct"),
         ({"subsample": 1.0}, "td3bc-real-100pct"),
         ({"augment": "dynamics"}, "td3bc-real-dynamics"),
-        ({"data": "mixed", "preset": "tiny", "subsample": 0.5, "augment": "additive"}, "td3bc-mixed-50pct-additive"),
+        ({"data": "mixed", "preset": "tiny", "subsample": 0.5, "network": "large"}, "td3bc-mixed-50pct-large"),
     ],
 )
 def test_names_are_those_of_files(changes, name):
@@ -170,6 +182,23 @@ class TestAlgorithm:
     def test_mazes_are_judged_by_more_episodes(self):
         assert (make(dataset="maze2d-umaze-regen").episodes, make().episodes, make(episodes=3).episodes) == (100, 10, 3)
 
+    @pytest.mark.parametrize(
+        ("dataset", "width"),
+        [
+            ("hopper-medium-v2", 2048),
+            ("hopper-medium-expert-regen", 2048),
+            ("halfcheetah-medium-expert-regen", 2048),
+            ("hopper-medium-replay-regen", 1024),
+            ("halfcheetah-medium-v2", 1024),
+            ("walker2d-medium-expert-regen", 1024),
+        ],
+    )
+    def test_the_papers_generator_is_wider_where_the_paper_has_it_so(self, dataset, width):
+        assert make(dataset=dataset, data="mixed", preset="paper").generator_config().width == width
+        assert make(dataset=dataset, **SYNTHETIC).generator_config() == GeneratorConfig.fast()
+        chosen = make(dataset=dataset, data="synther", preset="paper", generator={"width": 64})
+        assert chosen.generator_config().width == 64
+
     def test_rows_that_depend_on_the_clock_are_refused(self):
         with pytest.raises(ValueError, match="generator: with max_seconds"):
             make(**SYNTHETIC, generator={"max_seconds": 5.0})
@@ -221,7 +250,6 @@ class TestToJson:
             {"rows": 9},
             {"real_ratio": 0.25},
             {"subsample": 1.0},
-            {"augment": next(iter(AUGMENTATIONS))},
             {"first_seed": 1},
             {"episodes": 1},
             {"evaluate_every": 100},
@@ -230,6 +258,9 @@ class TestToJson:
     )
     def test_is_another_with_any_other_choice(self, changes):
         assert make(**{**SYNTHETIC, **changes}).to_json() != make(**SYNTHETIC).to_json()
+
+    def test_is_another_with_augmentation(self):
+        assert make(augment=next(iter(AUGMENTATIONS))).to_json() != make().to_json()
 
     def test_is_the_same_where_a_preset_is_only_repeated(self):
         repeated = {"width": GeneratorConfig.fast().width}
