@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from learners.augment import additive
+from learners.rows import SharedRows
 from simulators import Simulator
 from torch import Tensor
 
@@ -24,14 +25,16 @@ EDGES = np.concatenate([[0.0], 2.0 ** np.arange(-8, 8.5, 0.5), [np.inf]])
 
 
 def with_noise(real: Transitions, seed: int) -> Transitions:
-    """Real transitions with RAD's additive noise, as offline agents are trained on them.
+    """Real transitions with RAD's additive noise, as TD3+BC and IQL are trained on them: in standard deviations.
 
     Args:
         real: What to add it to.
         seed: Of the noise.
     """
-    # on the CPU, so that all devices draw alike
-    rows = additive(real.rows.cpu(), real.spec, generator_for("cpu", seed))
+    scaled = SharedRows(real, device=torch.device("cpu"))  # there, so that all devices draw alike
+    rows = additive(scaled.rows, real.spec, generator_for("cpu", seed))
+    for columns in (real.spec.observations, real.spec.next_observations):
+        rows[:, columns] = rows[:, columns] * scaled.std + scaled.mean
     return Transitions(real.spec, rows.to(real.rows.device))
 
 

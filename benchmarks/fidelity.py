@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from command_line import PRESETS, setting
 from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
 from fidelity_judge import BINS, Judge
@@ -31,8 +32,6 @@ from tabular_peers import PEERS, TabularPeer, package
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.checks import resolve_device
 from synther_replay.seeding import derive_seed
-
-PRESETS = {"paper": GeneratorConfig.paper, "fast": GeneratorConfig.fast, "tiny": GeneratorConfig.tiny}
 
 
 class Model(Protocol):
@@ -94,11 +93,17 @@ class Results:
         return {**self.about, "sources": self.sources, **origin(self._device)}
 
 
-def wanted(args: argparse.Namespace, spec: TransitionSpec, device: torch.device) -> dict[str, Maker]:
-    """The models that are asked for, under names that say what is not as usual."""
+def our_own(args: argparse.Namespace, device: torch.device) -> tuple[str, GeneratorConfig]:
+    """Settings of our generator, under a name that says what is not as usual."""
     preset = args.preset or ("fast" if device.type == "cuda" else "tiny")
-    config = PRESETS[preset](**({} if args.steps is None else {"steps": args.steps}))
-    name = f"synther-{preset}" + ("" if args.steps is None else f"-steps-{args.steps}")
+    changes = dict(setting(text) for text in args.set)
+    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**changes)
+    return "-".join([f"synther-{preset}", *(f"{key}-{value}" for key, value in changes.items())]), config
+
+
+def wanted(args: argparse.Namespace, spec: TransitionSpec, device: torch.device) -> dict[str, Maker]:
+    """The models that are asked for."""
+    name, config = args.our_own
 
     def ours() -> tuple[Model, dict[str, Any]]:
         return DiffusionGenerator(spec, config, device=device, seed=args.seed), config.to_json()
@@ -208,7 +213,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--dataset", required=True, help="a name that datasets.py knows, or an .npz of collect.py")
     parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
     parser.add_argument("--preset", choices=PRESETS, help="of our generator; by default fast on a GPU, tiny on a CPU")
-    parser.add_argument("--steps", type=int, help="its training steps instead of the preset's, for a quick look")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the preset to change, any number"
+    )
     parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=[*PEERS], help="other generators")
     parser.add_argument("--peer-epochs", type=int, help="epochs of theirs instead of their own, for a quick look")
     parser.add_argument("--simulator", choices=("auto", "none", *SIMULATORS), default="auto")
@@ -217,7 +224,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="JSON to write, or to add to")
     args = parser.parse_args(arguments)
-    for name in ("rows", "steps", "peer_epochs", "dynamics_rows"):
+    for name in ("rows", "peer_epochs", "dynamics_rows"):
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')}: expected a whole number of at least 1, got {value}")
@@ -240,8 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args.peers = []
     try:
         device = resolve_device(args.device)
+        args.our_own = our_own(args, device)
         judge, results = prepare(args, device)
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError, TypeError) as error:  # the last is for settings that there are not
         parser.error(str(error))
     measure(args, device, judge, results)
     content = results.content()

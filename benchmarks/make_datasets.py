@@ -39,7 +39,7 @@ from synther_replay.checks import whole_number
 from synther_replay.seeding import derive_seed
 
 _ALL = "all"
-_SAME = ("recipe", "rows", "seed", "policies")  # attributes that say what is in a set
+_SAME = ("rows", "seed", "policies")  # attributes that say what is in a set of some name; the recipe is in words
 
 
 def collect(made_by: Recipe, seed: int, studio: Studio, progress: Callable[[int], Any]) -> tuple[Rows, list[Any]]:

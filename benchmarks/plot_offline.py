@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from aggregate import COVERAGE, Estimate, mean_estimate
+from aggregate import COVERAGE, mean_estimate
 from reporting import markdown_table
 
 matplotlib.use("Agg")
@@ -41,6 +41,7 @@ KEYS += (
     "command",
     "commit",
 )  # where a number comes from, without which it is not published
+_EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 
 
@@ -111,41 +112,64 @@ def read_results(folder: Path) -> list[Result]:
     return results
 
 
+Column = Mapping[str, Result]
+"""Results by data set."""
+
+
 def table(results: Sequence[Result]) -> str:
-    """Scores of each algorithm by data set and by what was learnt from, with the mean over data sets that all have."""
+    """Scores of each algorithm by data set and by what was learnt from, then those with other networks beside them."""
     blocks = []
     for share in _shares(results):
-        for algo in sorted({result.algo for result in results}):
-            cells = {(r.dataset, r.variant): r for r in results if (r.algo, r.share) == (algo, share)}
-            if cells:
-                blocks.append(_block(algo, share, cells))
+        shown = [result for result in results if result.share == share]
+        of_what = "" if share is None else f", {share:g} % of each data set"
+        algos = sorted({result.algo for result in shown})
+        columns = {(a, v): _column(shown, a, v) for a in algos for v in VARIANTS if _column(shown, a, v)}
+        for algo in algos:
+            blocks.append(_block(algo + of_what, {v: column for (a, v), column in columns.items() if a == algo}))
+        for larger in algos:
+            usual = larger.rpartition("-")[0]
+            if usual in algos:
+                both = {f"{a}, {v}": column for (a, v), column in columns.items() if a in (usual, larger)}
+                blocks.append(_block(f"networks{of_what}", both))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
-def _block(algo: str, share: float | None, cells: Mapping[tuple[str, str], Result]) -> str:
-    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
-    variants = [variant for variant in VARIANTS if any(variant == other for _, other in cells)]
-    rows: list[list[Any]] = [
-        [dataset, *(_cell(cells.get((dataset, variant))) for variant in variants)] for dataset in datasets
-    ]
-    lengths = {result.steps for result in cells.values()}
+def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
+    return {result.dataset: result for result in results if (result.algo, result.variant) == (algo, variant)}
+
+
+def _block(title: str, columns: Mapping[str, Column]) -> str:
+    """One table: a row for each data set, and means over those that the first column shares with another."""
+    found = [result for column in columns.values() for result in column.values()]
+    lengths = {result.steps for result in found}
     if len(lengths) > 1:
-        raise ValueError(f"{algo}: expected runs of the same length, got {sorted(lengths)} updates")
-    complete = [dataset for dataset in datasets if all((dataset, variant) in cells for variant in variants)]
-    for kind, common in _kinds(complete, cells).items():
-        means = [mean_estimate([cells[dataset, variant].scores for dataset in common]) for variant in variants]
-        rows.append([f"mean of {len(common)}, {kind}", *map(_interval, means)])
-    of_what = "" if share is None else f", {share:g} % of each data set"
-    return markdown_table((f"{algo}{of_what}", *variants), rows)
+        raise ValueError(f"{title}: expected runs of the same length, got {sorted(lengths)} updates")
+    datasets = list(dict.fromkeys(result.dataset for result in found))
+    rows: list[list[Any]] = [[name, *(_cell(column.get(name)) for column in columns.values())] for name in datasets]
+    first = next(iter(columns.values()))
+    regenerated = {result.dataset for result in found if result.regenerated}
+    for kind, of_kind in _kinds(datasets, regenerated).items():
+        # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
+        shared = [tuple(name for name in of_kind if name in first and name in column) for column in columns.values()]
+        for common in sorted(set(filter(None, shared)), key=len, reverse=True):
+            rows.append([f"mean of {len(common)}, {kind}", *(_mean(column, common) for column in columns.values())])
+    return markdown_table((title, *columns), rows)
 
 
-def _kinds(datasets: Sequence[str], cells: Mapping[tuple[str, str], Result]) -> dict[str, list[str]]:
+def _mean(column: Column, datasets: Sequence[str]) -> str | None:
+    """Over data sets, if the column has them all."""
+    if not all(name in column for name in datasets):
+        return None
+    mean = mean_estimate([column[name].scores for name in datasets])
+    return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
+
+
+def _kinds(datasets: Sequence[str], regenerated: Container[str]) -> dict[str, list[str]]:
     """Data sets whose mean makes sense: tasks of a kind, and official or regenerated."""
     found: dict[str, list[str]] = {}
-    for dataset in datasets:
-        tasks = "mazes" if dataset.startswith("maze2d") else "locomotion"
-        regenerated = any(result.regenerated for (name, _), result in cells.items() if name == dataset)
-        found.setdefault(f"{tasks}, {'regenerated' if regenerated else 'official'}", []).append(dataset)
+    for name in datasets:
+        tasks = "mazes" if name.startswith("maze2d") else "locomotion"
+        found.setdefault(f"{tasks}, {'regenerated' if name in regenerated else 'official'}", []).append(name)
     return found
 
 
@@ -155,10 +179,6 @@ def _cell(result: Result | None) -> str | None:
     spread = np.std(result.scores, ddof=1) if len(result.scores) > 1 else 0.0
     failed = f", {result.failed} failed" if result.failed else ""
     return f"{result.scores.mean():.1f} +- {spread:.1f} ({len(result.scores)} seeds{failed})"
-
-
-def _interval(mean: Estimate) -> str:
-    return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
 
 
 def _legend(results: Sequence[Result]) -> str:
@@ -171,6 +191,8 @@ def _legend(results: Sequence[Result]) -> str:
         "The seeds of a cell share one subsample and one set of synthetic rows, whose own variance is not in there.",
         "Policies are judged on Gymnasium's -v5 tasks, which differ a little from those of D4RL's own files.",
     ]
+    if any(result.algo.startswith("edac") and result.steps < _EDAC_UPDATES for result in results):
+        parts.append(f"CORL trains EDAC for {_EDAC_UPDATES:,} updates, which these have not had.")
     if regenerated:
         parts.append(f"Regenerated by us, not D4RL's own files: {', '.join(regenerated)}.")
     if official:
@@ -215,11 +237,11 @@ def main() -> None:
     args = parser.parse_args()
     try:
         results = read_results(args.results)
+        text = table(results)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     out = args.out or args.results
     out.mkdir(parents=True, exist_ok=True)
-    text = table(results)
     (out / "table.md").write_text(text)
     print(text)
     for share in _shares(results):

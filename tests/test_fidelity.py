@@ -49,8 +49,8 @@ def run(data, tmp_path, monkeypatch):
     def main(figures=False, **changes):
         if not figures:  # drawing takes longer than everything else
             monkeypatch.setitem(sys.modules, "plot_fidelity", None)
-        usual = {"dataset": data, "rows": 300, "preset": "tiny", "steps": 20, "peers": "none", "dynamics-rows": 100}
-        usual |= {"device": "cpu", "out": tmp_path / "result.json"}
+        usual = {"dataset": data, "rows": 300, "preset": "tiny", "set": "steps=20", "peers": "none"}
+        usual |= {"dynamics-rows": 100, "device": "cpu", "out": tmp_path / "result.json"}
         chosen = {key: value for key, value in (usual | changes).items() if value is not None}
         fidelity.main([part for key, value in chosen.items() for part in (f"--{key}", *str(value).split(" "))])
         return json.loads((tmp_path / "result.json").read_text())
@@ -196,6 +196,9 @@ def test_without_a_simulator_or_matplotlib_the_rest_is_there(run, capsys, tmp_pa
         ({"rows": 31}, "rows: expected 32 to 700, the rows of some, got 31"),
         ({"peers": "gan"}, "argument --peers: invalid choice: 'gan'"),
         ({"peers": "none tvae"}, "--peers: expected none or others, got none tvae"),
+        ({"set": "stps=20"}, "stps"),
+        ({"set": "width=7"}, "width: expected a multiple of 8"),
+        ({"set": "width"}, "set: expected NAME=VALUE, got 'width'"),
         ({"peer-epochs": 0}, "--peer-epochs: expected a whole number of at least 1, got 0"),
         ({"seed": -1}, "--seed: expected a whole number of at least 0, got -1"),
         ({"simulator": "Hopper-v5"}, "Hopper-v5 needs 11 columns of observations and 3 of actions, some has 17"),

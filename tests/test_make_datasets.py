@@ -1,6 +1,7 @@
 """Regenerated data sets: what is in the files, that a seed fixes it, and what happens when something goes wrong."""
 
 import errno
+import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -13,7 +14,6 @@ import pytest
 pytest.importorskip("mujoco")
 pytest.importorskip("h5py")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import dataset_format
 import make_datasets
 from behaviour import Behaviour
 from dataset_format import read
@@ -208,6 +208,13 @@ def test_other_policies_make_another_set(tmp_path, run, monkeypatch, capsys):
     assert "is another set, with other policies" in capsys.readouterr().err
 
 
+def test_a_recipe_in_other_words_makes_the_same_set(tmp_path, run, monkeypatch):
+    assert run("hopper-medium", "--rows", "50") == 0
+    reworded = replace(recipe("hopper-medium", 50), sentence="The same.")
+    monkeypatch.setattr(make_datasets, "recipe", lambda *_: reworded)
+    assert run("hopper-medium", "--rows", "50") == 0
+
+
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -256,7 +263,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, run, monkeypatch, capsys):
     def no_room(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(dataset_format.os, "fsync", no_room)
+    monkeypatch.setattr(os, "fsync", no_room)
     assert run("hopper-random", "--rows", "50") == 1
     assert "hopper-random-regen.hdf5: cannot be written, nothing of it is left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -50,6 +50,7 @@ def test_table_has_a_row_per_data_set_and_a_column_per_kind_of_rows(tmp_path):
         "| hopper-medium-regen | 50.0 +- 14.1 (2 seeds) | 60.0 +- 14.1 (2 seeds) |",
         "| walker2d-medium-v2 | 10.0 +- 0.0 (2 seeds) | - |",
         "| mean of 1, locomotion, regenerated | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] |",
+        "| mean of 1, locomotion, official | 10.0 [10.0, 10.0] | - |",
     ]
 
 
@@ -85,12 +86,37 @@ def test_augmented_synthetic_rows_do_not_pass_for_augmented_real_ones(tmp_path):
         lines(tmp_path)
 
 
-def test_other_networks_count_as_another_algorithm(tmp_path):
+def test_other_networks_count_as_another_algorithm_and_are_held_against_the_usual_ones(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [2.0], network="large")
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [3.0], network="large")
     found = lines(tmp_path)
     assert "| td3bc | real |" in found
-    assert "| td3bc-large | real |" in found
+    assert "| td3bc-large | real | synther |" in found
+    assert found[-4:] == [
+        "| networks | td3bc, real | td3bc-large, real | td3bc-large, synther |",
+        "|---|---|---|---|",
+        "| hopper-medium-regen | 1.0 +- 0.0 (1 seeds) | 2.0 +- 0.0 (1 seeds) | 3.0 +- 0.0 (1 seeds) |",
+        "| mean of 1, locomotion, regenerated | 1.0 [1.0, 1.0] | 2.0 [2.0, 2.0] | 3.0 [3.0, 3.0] |",
+    ]
+
+
+def test_a_column_with_fewer_data_sets_spoils_no_other_mean(tmp_path):
+    for k, name in enumerate(("halfcheetah", "hopper", "walker2d")):
+        write(tmp_path, f"{name}-medium-regen", "td3bc", "real", [float(k)])
+        write(tmp_path, f"{name}-medium-regen", "td3bc", "synther", [float(k + 10)])
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "mixed", [7.0])
+    assert lines(tmp_path)[-2:] == [
+        "| mean of 3, locomotion, regenerated | 1.0 [1.0, 1.0] | - | 11.0 [11.0, 11.0] |",
+        "| mean of 1, locomotion, regenerated | 2.0 [2.0, 2.0] | 7.0 [7.0, 7.0] | 12.0 [12.0, 12.0] |",
+    ]
+
+
+def test_edac_with_fewer_updates_than_corl_is_told(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "edac", "real", [1.0])
+    assert "CORL trains EDAC for 3,000,000 updates" in lines(tmp_path)[0]
+    write(tmp_path, "hopper-medium-regen", "edac", "real", [1.0], changes={"steps": 3_000_000})
+    assert "EDAC" not in lines(tmp_path)[0]
 
 
 def test_a_failed_seed_counts_as_a_random_policy_and_is_named(tmp_path):

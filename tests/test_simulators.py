@@ -9,15 +9,18 @@ import pytest
 
 pytest.importorskip("mujoco")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from maze2d import Maze2d
 from simulators import SIMULATORS, make_simulator, simulator_of
+from waypoints import collect
 
 NAMES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Walker2d-v4", "maze2d-umaze")
 
 
 def rollout(name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Observations, actions, next observations and rewards of random actions, as a data set has them."""
-    env = Maze2d(name.removeprefix("maze2d-")) if name.startswith("maze2d-") else gym.make(name)
+    if name.startswith("maze2d-"):
+        data = collect(name.removeprefix("maze2d-"), count, seed=0)
+        return tuple(data[key] for key in ("observations", "actions", "next_observations", "rewards"))
+    env = gym.make(name)
     rng = np.random.default_rng(0)
     rows = []
     observation, _ = env.reset(seed=0)
@@ -41,6 +44,14 @@ def test_a_simulator_agrees_with_its_own_rows(name):
     answer, reward = simulator(observations[whole], actions[whole])
     assert ((answer - following[whole]) ** 2).mean(axis=1).max() < 1e-8
     np.testing.assert_allclose(reward, rewards[whole], atol=1e-4)
+
+
+def test_a_maze_rewards_the_row_itself_as_its_data_do():
+    data = collect("umaze", 3_000, seed=0)
+    assert 0 < data["rewards"].sum() < 3_000
+    following, rewards = make_simulator("maze2d-umaze")(data["observations"], data["actions"])
+    np.testing.assert_array_equal(rewards, data["rewards"])
+    np.testing.assert_allclose(following, data["next_observations"], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES[:1] + NAMES[-1:])

@@ -1,4 +1,7 @@
-"""Data augmentation of batches, which the paper compares its generated rows with."""
+"""Data augmentation of batches, which the paper compares its generated rows with.
+
+Rows are changed as a learner sees them: with all but EDAC, observations have a standard deviation of 1 by then.
+"""
 
 from __future__ import annotations
 

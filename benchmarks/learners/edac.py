@@ -1,7 +1,8 @@
 """EDAC (An et al., 2021) for many seeds at once.
 
 SAC with an ensemble of critics of which the smallest value counts, and whose slopes by the action are pushed apart: so
-they disagree, and the smallest is low, where the data have no actions.
+they disagree, and the smallest is low, where the data have no actions. Log-probabilities are exact; CORL adds 1e-6 to
+what it takes the logarithm of, which matters where a policy puts its actions at their bounds.
 """
 
 from __future__ import annotations
