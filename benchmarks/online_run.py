@@ -18,7 +18,7 @@ from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
-from reporting import origin, sign, synchronise, write_json
+from reporting import mean_and_spread, origin, sign, synchronise, write_json
 from stretches import checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import Task, agent_seed
 from workers import Environments, Steps
@@ -83,7 +83,7 @@ class OnlineRun:
         checkpoint: Path,
         *,
         time_limit: float | None = None,
-        checkpoint_every: float = 300.0,
+        checkpoint_every: float = 120.0,
         workers: int | None = None,
         keep_policies: Path | None = None,
     ) -> bool:
@@ -91,7 +91,7 @@ class OnlineRun:
 
         Args:
             checkpoint: Where the run is saved, and continued from if it was.
-            time_limit: Seconds after which to save and stop.
+            time_limit: Seconds after which to save and stop; a refit is not interrupted.
             checkpoint_every: Seconds between two saves on the way.
             workers: Cores to use for environments and evaluations; None for all.
             keep_policies: Folder for the policies of each evaluation, ``<step>.safetensors``; None to keep none.
@@ -207,7 +207,8 @@ class OnlineRun:
         with progress.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
         total = progress.total_seconds()
-        left = total / max(progress.step, 1) * (settings.steps - progress.step)
+        going = total - progress.seconds["start"]  # compiling is not done again
+        left = going / max(progress.step, 1) * (settings.steps - progress.step)
         for step in steps:
             progress.curve[step] = evaluator.results[step]
             where = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"
@@ -262,4 +263,4 @@ def _spread(returns: list[float | None]) -> str:
     known = [value for value in returns if value is not None]
     if not known:
         return "of no seed, all failed"
-    return f"{np.mean(known):.1f} +- {np.std(known):.1f} [{min(known):.1f}, {max(known):.1f}]"
+    return f"{mean_and_spread(known, 1)} [{min(known):.1f}, {max(known):.1f}]"

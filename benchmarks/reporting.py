@@ -89,6 +89,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def mean_and_spread(values: Sequence[float], digits: int = 0) -> str:
+    """Mean and standard deviation of a sample, by n - 1; of one value, which has no spread, the value alone."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} +- {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table in Markdown; numbers are rounded to four digits."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -38,6 +38,12 @@ def test_table_rounds_numbers_and_marks_what_is_missing():
     assert table.splitlines() == ["| a | b |", "|---|---|", "| 1.235 | - |", "| x | 7 |"]
 
 
+def test_the_spread_is_that_of_a_sample():
+    assert reporting.mean_and_spread([1.0, 3.0, 8.0]) == "4 +- 4"  # sqrt(26 / 2) and not sqrt(26 / 3)
+    assert reporting.mean_and_spread([1.0, 3.0, 8.0], 2) == "4.00 +- 3.61"
+    assert reporting.mean_and_spread([-2.5], 1) == "-2.5"
+
+
 def test_throughput_measures_a_training_step_of_a_stack():
     suite = throughput.Suite(torch.device("cpu"), None)
     suite.training_step(2)

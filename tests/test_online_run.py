@@ -6,6 +6,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import online_results
 import online_stand_ins
 import plot_online
+from learner import Hyperparameters
 from online_run import OnlineRun, run_to_file
 from online_settings import ALGORITHMS, Settings
 from policies import load_policies, policies_of
@@ -45,10 +47,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(Settings, "evaluation_steps", lambda self: set(EVALUATIONS))
 
 
-def run_through(checkpoint, of, **limits):
+def run_through(checkpoint, of, device=CPU, **limits):
     """One call of the program: a new run, begun or continued."""
     lines = []
-    run = OnlineRun(of, CPU, lines.append)
+    run = OnlineRun(of, device, lines.append)
     finished = run.run(checkpoint, **limits)
     run.lines = lines
     assert finished == run.finished
@@ -171,6 +173,15 @@ class TestRun:
         assert (agents.generator is not None) == (algo == "synther")
         assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
 
+    def test_time_left_does_not_count_what_was_compiled(self, monkeypatch):
+        lines = []
+        run = OnlineRun(settings("sac"), CPU, lines.append)
+        run.progress.step, run.progress.seconds["start"] = STEPS // 2, 60.0
+        monkeypatch.setattr(run.progress, "total_seconds", lambda: 100.0)
+        run._collect(SimpleNamespace(collect=lambda wait: [60], results={60: [1.0, 3.0]}))
+        said = "Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far, 40 s left"
+        assert lines == [said]
+
     def test_an_unknown_task_is_refused(self):
         with pytest.raises(ValueError, match="env: there is no task"):
             OnlineRun(settings(env="Pendulum-v99"), CPU)
@@ -186,6 +197,18 @@ class TestContinuing:
             assert run.lines[-1] == f"saved at step {stops * 50}"
         assert stops == 5
         assert same(outcome(run), undisturbed(settings(algo), tmp_path))
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
+        online_stand_ins.install(monkeypatch, stretch=STEPS // 2)
+        monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used
+        gpu = torch.device("cuda", 0)
+        expected = outcome(run_through(tmp_path / "undisturbed", settings(), gpu))
+        assert len({point["returns"][0] for point in expected["curve"]}) > 2  # it has learnt something in between
+        stopped = run_through(tmp_path / "c", settings(), gpu, time_limit=0)
+        assert stopped.progress.step == STEPS // 2
+        assert stopped.agents.replay.has_synthetic
+        assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
 
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_killed_run_goes_on_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
