@@ -2,16 +2,15 @@
 
     python benchmarks/online_ablation.py --env HalfCheetah-v5 --steps 30000
 
-writes ``benchmarks/results/ablation/HalfCheetah-v5/<variant>.json`` for each variant, in the format of online_dmc.py,
-and prints a table of all that are there. Stopped by ``--time-limit`` or otherwise, the same command goes on with the
-variant that was not finished.
+writes ``results/ablation/HalfCheetah-v5/<variant>.json`` for each variant, from where one stands and in the format of
+online_dmc.py, and prints a table of all that are there. Stopped by ``--time-limit`` or otherwise, the same command goes
+on with the variant that was not finished.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import time
@@ -20,16 +19,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-import numpy as np
 from command_line import PRESETS, duration
 from online_run import run_to_file
 from online_settings import Settings
-from reporting import markdown_table
-from stretches import is_done
+from reporting import markdown_table, mean_and_spread
+from stretches import differences, is_done, read_result
 
-from synther_replay.checks import resolve_device
+from synther_replay.checks import resolve_device, whole_number
 
-RESULTS = Path(__file__).parent / "results" / "ablation"
+RESULTS = Path("results", "ablation")
 # What each changes of the preset; results hold all settings, so they stay clear when the preset moves on.
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -46,7 +44,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "width-256": {"generator": {"width": 256}},
     "batch-256": {"generator": {"batch_size": 256}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short
+    "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
+SIZES = ("steps", "seeds", "episodes", "first_seed")  # results that differ in these do not compare
 
 
 def settings_of(variant: str, **others: Any) -> Settings:
@@ -54,50 +54,72 @@ def settings_of(variant: str, **others: Any) -> Settings:
     return Settings(algo="synther", **others, **VARIANTS[variant])
 
 
+def results_in(folder: Path, sizes: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """The results of a folder, by name: variants in their order, then others.
+
+    All must have the same `SIZES`: those that are given, or else those of the first.
+    """
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    names = [name for name in VARIANTS if name in names] + [name for name in names if name not in VARIANTS]
+    results = {name: read_result(folder / f"{name}.json") for name in names}
+    for name, result in results.items():
+        found = result.get("settings") or {}
+        found = {key: found.get(key) for key in SIZES}
+        sizes = sizes or found
+        if other := differences(found, sizes):
+            path = folder / f"{name}.json"
+            raise ValueError(f"{path} does not compare with the others ({other}); move it, or choose another --out")
+    return results
+
+
 def table(folder: Path) -> str:
-    """One line per variant that is there, in the order of `VARIANTS`; returns at every 10,000 steps and the last."""
-    results = {name: folder / f"{name}.json" for name in VARIANTS}
-    results = {name: json.loads(path.read_text()) for name, path in results.items() if path.exists()}
+    """One line per result that is there, as `results_in` has them; returns at every 10,000 steps and the last."""
+    results = results_in(folder)
     if not results:
         return "no variant is finished"
     curves = {name: {p["step"]: p["returns"] for p in result["curve"]} for name, result in results.items()}
     steps = sorted({step for curve in curves.values() for step in curve if step % 10_000 == 0 or step == max(curve)})
     rows = []
     for name, curve in curves.items():
-        seconds = [f"{results[name]['wall_seconds'][part]:.0f}" for part in ("fit", "generate", "total")]
+        wall = results[name]["wall_seconds"]
+        seconds = [f"{wall[part]:.0f}" if part in wall else None for part in ("fit", "generate", "total")]
         rows.append([name, *(_summary(curve[step]) if step in curve else None for step in steps), *seconds])
     return markdown_table(("variant", *(f"{step:,}" for step in steps), "fit, s", "generate, s", "all, s"), rows)
 
 
 def _summary(returns: list[float | None]) -> str:
     known = [value for value in returns if value is not None]
-    if not known:
-        return "failed"
-    return f"{np.mean(known):.0f} +- {np.std(known, ddof=1) if len(known) > 1 else 0:.0f}"
+    return mean_and_spread(known) if known else "failed"
 
 
 def main() -> int:
     """Command line."""
     args = parse()
-    begun, folder = time.monotonic(), args.out / args.env
+    folder = args.out / args.env
+    try:
+        results_in(folder, args.sizes)  # before the runs, and not when they are to be shown
+        run_variants(folder, args)
+        print(table(folder))
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_variants(folder: Path, args: argparse.Namespace) -> None:
+    """Run what is missing, one variant after another, until all are there or time is over."""
+    begun = time.monotonic()
     for name, settings in args.settings.items():
         path = folder / f"{name}.json"
         left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
-        try:
-            if is_done(path, settings):
-                continue
-            if left is not None and left <= 0:
-                break
-            print(f"{args.env}, {name}", flush=True)
-            finished = run_to_file(path, settings, args.device, time_limit=left, workers=args.workers).finished
-        except ValueError as error:
-            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-            return 2
-        if not finished:
-            break
+        if is_done(path, settings):
+            continue
+        if left is not None and left <= 0:
+            return
+        print(f"{args.env}, {name}", flush=True)
+        if not run_to_file(path, settings, args.device, time_limit=left, workers=args.workers).finished:
+            return
         gc.collect()  # the captured graphs of the last run hold its memory
-    print(table(folder))
-    return 0
 
 
 def parse() -> argparse.Namespace:
@@ -111,16 +133,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--utd", type=int, default=20)
     parser.add_argument("--random-steps", type=int, default=5_000)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
+    parser.add_argument(
+        "--time-limit",
+        type=duration,
+        help="seconds after which to save and stop; a refit is not interrupted: with preset paper leave some minutes",
+    )
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
-    sizes = ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")
+    names = ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")
     try:
         args.device = resolve_device(args.device)
-        shared = {name: getattr(args, name) for name in sizes}
+        shared = {name: getattr(args, name) for name in names}
         args.settings = {variant: settings_of(variant, **shared) for variant in args.variants}
+        args.sizes = {key: getattr(args.settings[args.variants[0]], key) for key in SIZES}
+        if args.workers is not None:
+            whole_number("workers", args.workers)
     except ValueError as error:
         parser.error(str(error))
     return args

@@ -2,7 +2,7 @@
 
     python benchmarks/online_dmc.py --env cheetah-run --algo synther --preset fast --seeds 8 --steps 100000
 
-writes ``benchmarks/results/online/cheetah-run/synther-fast.json``. Tasks are those of DeepMind Control
+writes ``results/online/cheetah-run/synther-fast.json``, from where one stands. Tasks are those of DeepMind Control
 (``domain-task``) and Gymnasium. With ``--time-limit`` a run stops in time and the same command continues it.
 Algorithms: sac (one update per environment step), sac20 (20), redq (20, ten critics), synther (SAC with 20 and batches
 that are half synthetic).
@@ -26,7 +26,7 @@ from stretches import is_done
 
 from synther_replay.checks import resolve_device, whole_number
 
-RESULTS = Path(__file__).parent / "results" / "online"
+RESULTS = Path("results", "online")  # not where the published ones are, which are of other seeds
 # What one can wait for: a GPU runs eight seeds in minutes, a CPU one seed to where something can be seen.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "fast", "seeds": 8, "steps": 100_000},
@@ -53,8 +53,12 @@ def parse() -> argparse.Namespace:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
     parser.add_argument("--tag", help="goes into the file name, for runs that differ from the preset")
-    parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
-    parser.add_argument("--checkpoint-every", type=duration, default=300.0, help="seconds between saves on the way")
+    parser.add_argument(
+        "--time-limit",
+        type=duration,
+        help="seconds after which to save and stop; a refit is not interrupted: with preset paper leave some minutes",
+    )
+    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--keep-policies", type=Path, help="folder for the policies of each evaluation (none are kept)")
     parser.add_argument("--device", default="auto")

@@ -34,13 +34,20 @@ def is_done(path: Path, settings: HasSettings) -> bool:
     """Whether the result is there already; one of other settings is never overwritten."""
     if not path.exists():
         return False
-    try:
-        found = json.loads(path.read_text()).get("settings")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
-    if other := differences(found, settings.to_json()):
+    if other := differences(read_result(path).get("settings"), settings.to_json()):
         raise ValueError(f"{path} holds the result of other settings ({other}); remove it, or choose another --out")
     return True
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What a result file holds."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
+    return content
 
 
 def differences(found: Any, wanted: Any, name: str = "settings") -> str:

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -147,6 +148,12 @@ class TestSettingsOf:
         others = {"real_ratio": 0.0, "schedule": {"every": 40, "rows": 8}, "generator": generator}
         assert found == Settings("x", "synther", "paper", **sizes, **others)
 
+    def test_what_is_published_is_out_of_the_way_and_little_is_lost(self, monkeypatch):
+        args = self.parse(monkeypatch, "--algo", "sac")
+        assert args.out == Path("results/online")
+        assert "/results/" in (Path(__file__).parents[1] / ".gitignore").read_text().split()
+        assert args.checkpoint_every == 120  # the run of 189 s that the README tells of would lose a part only
+
     @pytest.mark.parametrize(
         ("arguments", "name"),
         [
@@ -234,32 +241,49 @@ class TestRunning:
 
 
 class TestAblation:
-    def write(self, folder, name, curve):
-        wall = {"fit": 1.4, "generate": 2.6, "total": 100.0}
-        points = [{"step": step, "returns": returns} for step, returns in curve.items()]
-        (folder / f"{name}.json").write_text(json.dumps({"curve": points, "wall_seconds": wall}))
+    SIZES: ClassVar = {"steps": 20_000, "seeds": 2, "episodes": 10, "first_seed": 0}
 
-    def test_table_has_a_line_per_variant_in_their_order(self, tmp_path):
+    def write(self, folder, name, curve, wall=("fit", "generate"), **changes):
+        seconds = {"total": 100.0, **{part: {"fit": 1.4, "generate": 2.6}[part] for part in wall}}
+        points = [{"step": step, "returns": returns} for step, returns in curve.items()]
+        content = {"curve": points, "wall_seconds": seconds, "settings": {**self.SIZES, "utd": 20, **changes}}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+    def test_table_has_a_line_per_variant_in_their_order_and_then_the_others(self, tmp_path):
         early = {2_500: [0.0, 0.0]}
         self.write(tmp_path, "real-25", {**early, 10_000: [5.0, 5.0], 20_000: [1.0, 2.0]})
         self.write(tmp_path, "base", {**early, 10_000: [1.0, 3.0], 20_000: [7.0, None]})
-        self.write(tmp_path, "not-a-variant", {10_000: [9.0, 9.0]})
+        self.write(tmp_path, "a-new-one", {10_000: [9.0, 9.0]}, wall=())
+        self.write(tmp_path, "rows-25k", {10_000: [None, None], 20_000: [None, None]})
         assert online_ablation.table(tmp_path).splitlines() == [
             "| variant | 10,000 | 20,000 | fit, s | generate, s | all, s |",
             "|---|---|---|---|---|---|",
-            "| base | 2 +- 1 | 7 +- 0 | 1 | 3 | 100 |",
+            "| base | 2 +- 1 | 7 | 1 | 3 | 100 |",
             "| real-25 | 5 +- 0 | 2 +- 1 | 1 | 3 | 100 |",
+            "| rows-25k | failed | failed | 1 | 3 | 100 |",
+            "| a-new-one | 9 +- 0 | - | - | - | 100 |",
         ]
 
-    def test_table_of_variants_that_differ_in_length_or_failed(self, tmp_path):
-        self.write(tmp_path, "base", {10_000: [1.0, 3.0], 12_000: [4.0, 4.0]})
-        self.write(tmp_path, "rows-25k", {10_000: [None, None], 20_000: [None, None]})
-        assert online_ablation.table(tmp_path).splitlines() == [
-            "| variant | 10,000 | 12,000 | 20,000 | fit, s | generate, s | all, s |",
-            "|---|---|---|---|---|---|---|",
-            "| base | 2 +- 1 | 4 +- 0 | - | 1 | 3 | 100 |",
-            "| rows-25k | failed | - | failed | 1 | 3 | 100 |",
-        ]
+    @pytest.mark.parametrize(("name", "value"), [("steps", 5), ("seeds", 4), ("episodes", 1), ("first_seed", 100)])
+    def test_results_that_do_not_compare_get_no_table(self, tmp_path, name, value):
+        self.write(tmp_path, "base", {20_000: [1.0, 3.0]})
+        self.write(tmp_path, "a-new-one", {20_000: [1.0, 3.0]}, **{name: value})
+        expected = rf"a-new-one\.json does not compare with the others \({name} {value}, not {self.SIZES[name]}\)"
+        with pytest.raises(ValueError, match=expected):
+            online_ablation.table(tmp_path)
+
+    def test_a_damaged_result_is_named(self, tmp_path):
+        (tmp_path / "base.json").write_text("{")
+        with pytest.raises(ValueError, match=r"base\.json is damaged"):
+            online_ablation.table(tmp_path)
+
+    @pytest.mark.usefixtures("no_run")
+    def test_what_would_not_compare_with_what_is_there_is_not_run(self, call, tmp_path):
+        (tmp_path / "Pendulum-v1").mkdir()
+        self.write(tmp_path / "Pendulum-v1", "base", {20_000: [1.0, 3.0]})
+        status, _, errors = call("--env", "Pendulum-v1", "--variants", "real-25", module=online_ablation)
+        assert status == 2
+        assert "steps 20000, not 30000, seeds 2, not 8" in errors
 
     def test_table_of_nothing(self, tmp_path):
         assert online_ablation.table(tmp_path) == "no variant is finished"
@@ -288,6 +312,7 @@ class TestAblation:
             (["--preset", "slow"], "--preset: invalid choice"),
             (["--variants", "base", "other"], "--variants: invalid choice: 'other'"),
             (["--seeds", "0"], "seeds: "),
+            (["--workers", "0"], "workers: "),
             (["--time-limit", "nan"], "--time-limit: invalid duration"),
         ],
     )
@@ -320,3 +345,7 @@ class TestAblation:
         status, _, errors = call("--env", "Pendulum-v1", *SMALL, module=online_ablation, script="online_ablation.py")
         assert status == 2
         assert errors.startswith("online_ablation.py: error: ")
+
+    def test_results_go_out_of_the_way_of_those_that_are_published(self, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["online_ablation.py", "--env", "x", "--device", "cpu"])
+        assert online_ablation.parse().out == Path("results/ablation")
