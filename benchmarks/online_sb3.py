@@ -3,20 +3,23 @@
     python benchmarks/online_sb3.py --env Hopper-v5 --seeds 8 --steps 30000
     python benchmarks/online_sb3.py --env Hopper-v5 --seeds 4 --steps 30000 --algo synther
 
-write ``benchmarks/results/online/Hopper-v5/sb3-sac.json`` and ``sb3-synther.json``, to be held against ``sac.json`` and
-``synther-fast.json`` beside them. `sac` is Stable-Baselines3's own, `sac20` our `FastSAC` with 20 updates per step and
-`synther` the same with `SynthERBuffer`. Each seed has a process of its own. Two things differ from our learner by
-design: in Stable-Baselines3 the actor learns by the smaller of two critics, in ours by their mean as in the REDQ code
-base, and the initial weights have other scales. ``--policy-by mean`` and ``--init xavier`` take these differences away
-for `sac` (``sb3-sac-mean-xavier.json``).
+write ``results/online/Hopper-v5/sb3-sac.json`` and ``sb3-synther.json``, from where one stands, to be held against
+``sac.json`` and ``synther-fast.json`` of online_dmc.py. `sac` is Stable-Baselines3's own, `sac20` our `FastSAC` with 20
+updates per step and `synther` the same with `SynthERBuffer`. Each seed has a process of its own. Two things differ from
+our learner by design: in Stable-Baselines3 the actor learns by the smaller of two critics, in ours by their mean as in
+the REDQ code base, and the initial weights have other scales. ``--policy-by mean`` and ``--init xavier`` take these
+differences away for `sac` (``sb3-sac-mean-xavier.json``).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +30,77 @@ import numpy as np
 import torch
 from evaluation import mean_return
 from policies import Policy
-from reporting import origin, write_json
+from reporting import mean_and_spread, origin, write_json
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
+from stretches import is_done, make_folder_of
 from tasks import Task, agent_seed
 from workers import worker_context
 
+from synther_replay import GeneratorConfig, RetrainSchedule
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
 from synther_replay.checks import resolve_device, whole_number
 
-RESULTS = Path(__file__).parent / "results" / "online"
+RESULTS = Path("results", "online")
 _MANY: dict[str, Any] = {"gradient_steps": 20, "policy_delay": 20}
 ALGORITHMS: dict[str, tuple[type[SAC], dict[str, Any]]] = {
     "sac": (SAC, {}),
     "sac20": (FastSAC, _MANY),
     "synther": (FastSAC, {**_MANY, "replay_buffer_class": SynthERBuffer}),
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a result depends on; kept with it.
+
+    Attributes:
+        env: Name of the task.
+        algo: One of `ALGORITHMS`.
+        seeds: Number of agents.
+        steps: Environment steps of each.
+        every: Environment steps between evaluations.
+        episodes: Per evaluation.
+        random_steps: Environment steps before anything is learnt.
+        policy_by: By which value of the critics the actor learns, `smaller` or `mean`.
+        init: How weights are drawn, `torch` or `xavier`.
+        device: Where to learn.
+    """
+
+    env: str
+    algo: str = "sac"
+    seeds: int = 8
+    steps: int = 30_000
+    every: int = 5_000
+    episodes: int = 10
+    random_steps: int = 5_000
+    policy_by: str = "smaller"
+    init: str = "torch"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, by name and value."""
+        for name in ("seeds", "steps", "every", "episodes", "random_steps"):
+            whole_number(name, getattr(self, name))
+        if self.algo != "sac" and (self.policy_by, self.init) != ("smaller", "torch"):
+            raise ValueError(f"algo: only sac takes --policy-by and --init, got {self.algo}")
+
+    @property
+    def name(self) -> str:
+        """As files are named."""
+        unusual = [value for value in (self.policy_by, self.init) if value in ("mean", "xavier")]
+        return "-".join((f"sb3-{self.algo}", *unusual))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as they come back from a file, with the generator's where there is one."""
+        kind = torch.device(self.device).type
+        values = {**asdict(self), "device": kind}
+        if self.algo == "synther":  # what `SynthERBuffer` takes there by itself
+            preset = "fast" if kind == "cuda" else "tiny"
+            schedule = asdict(getattr(RetrainSchedule, preset)())
+            values |= {"generator": getattr(GeneratorConfig, preset)().to_json(), "schedule": schedule}
+        as_read: dict[str, Any] = json.loads(json.dumps(values))
+        return as_read
 
 
 def policy_of(model: SAC) -> Policy:
@@ -92,39 +150,42 @@ def _begin_as_redq(model: SAC) -> None:
     model.critic_target.load_state_dict(model.critic.state_dict())
 
 
-def run(
-    task: Task,
-    seed: int,
-    *,
-    steps: int,
-    every: int,
-    episodes: int,
-    random_steps: int,
-    algo: str = "sac",
-    policy_by: str = "smaller",
-    init: str = "torch",
-    device: str = "cpu",
-) -> dict[int, float]:
+def run(settings: Settings, seed: int) -> dict[int, float]:
     """Train one agent; returns by step."""
     torch.set_num_threads(1)
-    build, options = ALGORITHMS[algo]
+    build, options = ALGORITHMS[settings.algo]
     model = build(
         "MlpPolicy",
-        gym.make(task.name),
-        learning_starts=random_steps,
-        target_entropy=task.target_entropy,
+        gym.make(settings.env),
+        learning_starts=settings.random_steps,
+        target_entropy=Task.named(settings.env).target_entropy,
         policy_kwargs={"net_arch": [256, 256]},
         seed=seed,
-        device=device,
+        device=settings.device,
         **options,
     )
-    if init == "xavier":
+    if settings.init == "xavier":
         _begin_as_redq(model)
-    if policy_by == "mean":
+    if settings.policy_by == "mean":
         model.critic.register_forward_hook(_mean_for_the_actor)
-    evaluations = Evaluations(task.name, every, episodes, agent_seed(seed))
-    model.learn(steps, callback=evaluations)
+    evaluations = Evaluations(settings.env, settings.every, settings.episodes, agent_seed(seed))
+    model.learn(settings.steps, callback=evaluations)
     return evaluations.returns
+
+
+def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, Any]]:
+    """Run all seeds, so many at a time, and write their result; returns its curve."""
+    begun = time.monotonic()
+    seeds = range(settings.seeds)
+    with ProcessPoolExecutor(min(settings.seeds, workers), mp_context=worker_context()) as pool:
+        runs = [future.result() for future in [pool.submit(run, settings, seed) for seed in seeds]]
+    curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
+    utd = ALGORITHMS[settings.algo][1].get("gradient_steps", 1)
+    result = {"env": settings.env, "algo": settings.name, "preset": None, "seeds": list(seeds), "utd": utd}
+    result |= {"steps": settings.steps, "curve": curve, "settings": settings.to_json()}
+    result |= {"wall_seconds": {"total": round(time.monotonic() - begun, 2)}}
+    write_json(path, {**result, **origin(torch.device(settings.device))})
+    return curve
 
 
 def parse() -> argparse.Namespace:
@@ -141,40 +202,38 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--init", default="torch", choices=("torch", "xavier"), help="how weights are drawn")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="seeds at a time (one per core)")
     parser.add_argument("--device", default="cpu", help="where to learn")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     try:
-        for name in ("seeds", "steps", "every", "episodes", "random_steps", "workers"):
-            whole_number(name, getattr(args, name))
-        args.device, args.task = resolve_device(args.device), Task.named(args.env)
+        args.device = str(resolve_device(args.device))
+        args.settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
+        whole_number("workers", args.workers)
+        Task.named(args.env)
         if args.env not in gym.registry:
             raise ValueError(f"env: expected a task of Gymnasium, got {args.env!r}")
-        if args.algo != "sac" and (args.policy_by, args.init) != ("smaller", "torch"):
-            raise ValueError(f"algo: only sac takes --policy-by and --init, got {args.algo}")
     except ValueError as error:
         parser.error(str(error))
     return args
 
 
-def main() -> None:
+def main() -> int:
     """Command line."""
-    args, begun = parse(), time.monotonic()
-    names = ("steps", "every", "episodes", "random_steps", "algo", "policy_by", "init")
-    sizes = {**{name: getattr(args, name) for name in names}, "device": str(args.device)}
-    seeds = range(args.seeds)
-    with ProcessPoolExecutor(min(args.seeds, args.workers), mp_context=worker_context()) as pool:
-        runs = [future.result() for future in [pool.submit(run, args.task, seed, **sizes) for seed in seeds]]
-    curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
-    unusual = [value for value in (args.policy_by, args.init) if value in ("mean", "xavier")]
-    name, utd = "-".join((f"sb3-{args.algo}", *unusual)), ALGORITHMS[args.algo][1].get("gradient_steps", 1)
-    result = {"env": args.env, "algo": name, "preset": None, "seeds": list(seeds), "utd": utd, "steps": args.steps}
-    wall = {"total": round(time.monotonic() - begun, 2)}
-    path = args.out / args.env / f"{name}.json"
-    write_json(path, {**result, "curve": curve, "wall_seconds": wall, **origin(args.device)})
-    for point in curve:
-        print(f"{args.env} step {point['step']:,}: {np.mean(point['returns']):.1f} +- {np.std(point['returns']):.1f}")
+    args = parse()
+    settings = args.settings
+    path = args.out / settings.env / f"{settings.name}.json"
+    try:
+        if is_done(path, settings):
+            print(f"{path} is there already")
+            return 0
+        make_folder_of(path)
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        return 2
+    for point in run_to_file(path, settings, args.workers):
+        print(f"{settings.env} step {point['step']:,}: {mean_and_spread(point['returns'], 1)}")
     print(path)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import SAC
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import online_results
 import online_sb3
-from tasks import Task
+from online_sb3 import Settings
 
 from synther_replay import GeneratorConfig, RetrainSchedule
 
@@ -27,8 +30,7 @@ def test_the_policy_is_the_actor():
 
 
 def test_a_run_is_evaluated_every_so_many_steps():
-    task = Task.named("Pendulum-v1")
-    returns = online_sb3.run(task, 0, steps=60, every=20, episodes=1, random_steps=50)
+    returns = online_sb3.run(Settings("Pendulum-v1", steps=60, every=20, episodes=1, random_steps=50), 0)
     assert list(returns) == [20, 40, 60]
     assert returns[20] == returns[40] != returns[60]  # nothing is learnt before the random steps are over
     assert json.dumps(returns)
@@ -46,8 +48,8 @@ def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
         return said
 
     monkeypatch.setattr(online_sb3, "_mean_for_the_actor", hook)
-    task = Task.named("Pendulum-v1")
-    online_sb3.run(task, 0, steps=53, every=53, episodes=1, random_steps=50, policy_by="mean")
+    of = Settings("Pendulum-v1", steps=53, every=53, episodes=1, random_steps=50, policy_by="mean")
+    online_sb3.run(of, 0)
     assert asked  # for the critics' own loss as they are, for the actor's the same from both
     assert {call for call in asked if call[0]} == {(True, True, False)}
     assert {call for call in asked if not call[0]} == {(False, False, False)}
@@ -74,7 +76,7 @@ def test_an_algorithm_is_what_its_name_says(algo, learner, updates, monkeypatch)
         return made[-1]
 
     monkeypatch.setitem(online_sb3.ALGORITHMS, algo, (building, options))
-    online_sb3.run(Task.named("Pendulum-v1"), 0, steps=55, every=55, episodes=1, random_steps=50, algo=algo)
+    online_sb3.run(Settings("Pendulum-v1", algo, steps=55, every=55, episodes=1, random_steps=50), 0)
     assert type(made[0]).__name__ == learner
     assert made[0]._n_updates == updates
 
@@ -89,9 +91,7 @@ def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
         return made[-1]
 
     monkeypatch.setitem(online_sb3.ALGORITHMS, "synther", (building, options))
-    returns = online_sb3.run(
-        Task.named("Pendulum-v1"), 0, steps=52, every=26, episodes=1, random_steps=50, algo="synther"
-    )
+    returns = online_sb3.run(Settings("Pendulum-v1", "synther", steps=52, every=26, episodes=1, random_steps=50), 0)
     assert list(returns) == [26, 52]
     assert len(made[0].replay_buffer.source.store) == 64
 
@@ -115,6 +115,39 @@ def test_what_cannot_work_is_refused_at_the_door(arguments, message, refusal):
 def test_a_task_that_is_not_gymnasiums_is_refused(env, needs, refusal):
     pytest.importorskip(needs)
     assert "env: expected a task of Gymnasium" in refusal("--env", env)
+
+
+def test_the_settings_of_synther_say_what_its_generator_is():
+    on_cpu, on_gpu = (Settings("x", "synther", device=device).to_json() for device in ("cpu", "cuda:1"))
+    assert (on_cpu["device"], on_gpu["device"]) == ("cpu", "cuda")
+    assert GeneratorConfig.from_json(on_cpu["generator"]) == GeneratorConfig.tiny()
+    assert GeneratorConfig.from_json(on_gpu["generator"]) == GeneratorConfig.fast()
+    assert on_gpu["schedule"]["rows"] == RetrainSchedule.fast().rows
+    assert "generator" not in Settings("x", "sac20").to_json()
+
+
+def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
+    monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "run", lambda settings, seed: {10: 1.0 + seed, 20: 4.0 - seed})
+    monkeypatch.setattr(online_sb3, "time", SimpleNamespace(monotonic=iter((100.0, 107.0)).__next__))
+    arguments = ("--env", "Pendulum-v1", "--seeds", "2", "--steps", "20", "--policy-by", "mean")
+    status, out, _ = call_main(online_sb3.main, "online_sb3.py", *arguments)
+    path = Path("results", "online", "Pendulum-v1", "sb3-sac-mean.json")
+    expected = ["Pendulum-v1 step 10: 1.5 +- 0.7", "Pendulum-v1 step 20: 3.5 +- 0.7", str(path)]
+    assert (status, out.splitlines()) == (0, expected)
+    read = online_results.read_run(path)
+    assert (read.algorithm, read.returns.tolist()) == ("sb3-sac-mean", [[1.0, 4.0], [2.0, 3.0]])
+    assert read.wall_seconds == {"total": 7.0}
+    assert json.loads(path.read_text())["settings"]["policy_by"] == "mean"
+    monkeypatch.setattr(online_sb3, "run", lambda *_: pytest.fail("it ran"))
+    before = path.read_bytes()
+    assert call_main(online_sb3.main, "online_sb3.py", *arguments)[:2] == (0, f"{path} is there already\n")
+    status, _, errors = call_main(online_sb3.main, "online_sb3.py", *arguments, "--episodes", "3")
+    assert status == 2
+    assert f"{path} holds the result of other settings (episodes 10, not 3)" in errors
+    assert path.read_bytes() == before
 
 
 @pytest.fixture
