@@ -35,7 +35,8 @@ ALGORITHMS = {
 class Settings:
     """Everything a result depends on; kept with it, and a run is only continued under the same.
 
-    Whether the task exists is seen when it is built; all else that cannot work is refused here.
+    The learner's hyper-parameters are not among them: the algorithm fixes them (`ALGORITHMS`, and `Hyperparameters` in
+    `learner`). Whether the task exists is seen when it is built; all else that cannot work is refused here.
 
     Attributes:
         env: Name of the task.
