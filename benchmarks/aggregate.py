@@ -42,14 +42,16 @@ class Comparison:
     """What `compare` finds.
 
     Attributes:
-        tasks: Those that count, because every algorithm has them.
+        tasks: Those that count, because the most complete algorithms have them.
         iqm: Inter-quartile mean of the normalised scores, by algorithm.
         improvement: Probability that the subject beats the algorithm, by algorithm; empty without the subject.
+        lacking: By algorithm that does not count, those of `tasks` that it has not.
     """
 
     tasks: tuple[str, ...]
     iqm: Mapping[str, Estimate]
     improvement: Mapping[str, Estimate]
+    lacking: Mapping[str, tuple[str, ...]]
 
 
 def normalise(task: str, returns: np.ndarray) -> np.ndarray:
@@ -137,7 +139,9 @@ def mean_curve(returns: np.ndarray, *, repeats: int = REPEATS, seed: int = 0) ->
 def compare(
     scores: Mapping[str, Mapping[str, np.ndarray]], *, subject: str, repeats: int = REPEATS, seed: int = 0
 ) -> Comparison:
-    """Compare algorithms on the tasks that all of them have.
+    """Compare algorithms on the tasks that those with the most tasks have in common.
+
+    An algorithm that lacks some of these is left out: to aggregate over fewer would change the numbers of the others.
 
     Args:
         scores: By algorithm and task, normalised scores ``(seeds,)``.
@@ -147,16 +151,19 @@ def compare(
     """
     if not scores:
         raise ValueError("scores must hold at least one algorithm, got none")
-    first = next(iter(scores.values()))
-    tasks = tuple(task for task in first if all(task in own for own in scores.values()))
+    most = max(len(own) for own in scores.values())
+    complete = [own for own in scores.values() if len(own) == most]
+    tasks = tuple(task for task in complete[0] if all(task in own for own in complete))
     if not tasks:
-        return Comparison(tasks, {}, {})
-    common = {name: [own[task] for task in tasks] for name, own in scores.items()}
+        return Comparison(tasks, {}, {}, {})
+    missing = {name: tuple(task for task in tasks if task not in own) for name, own in scores.items()}
+    common = {name: [own[task] for task in tasks] for name, own in scores.items() if not missing[name]}
     others = [name for name in common if name != subject] if subject in common else []
     return Comparison(
         tasks,
         {name: iqm_estimate(own, repeats=repeats, seed=seed) for name, own in common.items()},
         {name: improvement_estimate(common[subject], common[name], repeats=repeats, seed=seed) for name in others},
+        {name: those for name, those in missing.items() if those},
     )
 
 

@@ -4,7 +4,8 @@
 
 reads `<results>/<task>/<algorithm>.json` and writes `online.png` (learning curves), `aggregate.png` (all tasks in one
 number per algorithm) and `table.md`, which is printed too. Other files there are left alone unless `--envs` or
-`--algorithms` names them. What is missing leaves its place empty; what is damaged stops the program.
+`--algorithms` names them. What is missing leaves its place empty, also in the aggregates of its algorithm; what is
+damaged stops the program.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import matplotlib
 import numpy as np
 from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
 from online_results import KNOWN, PARTS, SUBJECT, Run, read_runs, reported_step
-from reporting import markdown_table
+from reporting import markdown_table, mean_and_spread
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -32,7 +33,7 @@ INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
 
 
 def compare_runs(runs: Sequence[Run], step: int) -> Comparison:
-    """Aggregate over the tasks that can be normalised and that all algorithms have."""
+    """Aggregate over the tasks that can be normalised and that the most complete algorithms have."""
     scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in _algorithms(runs)}
     for run in runs:
         if run.task in REFERENCES:
@@ -55,47 +56,51 @@ def score_table(runs: Sequence[Run], step: int, found: Comparison) -> str:
     if found.improvement:
         cells = [_interval_cell(found.improvement.get(name)) for name in algorithms]
         rows.append([f"probability that {SUBJECT} is better", *cells])
-    if found.tasks:
-        totals = [[by_name[task, name].wall_seconds["total"] for task in found.tasks] for name in algorithms]
-        rows.append(["wall-clock minutes", *(f"{np.mean(own) / 60:.1f}" for own in totals)])
     return markdown_table(("task", *algorithms), rows)
 
 
 def time_table(runs: Sequence[Run]) -> str:
-    """Markdown: how long each run took, and the share of its parts."""
+    """Markdown: how long each run took, and the share of its parts as far as they were counted."""
     rows = []
     for run in runs:
         total = run.wall_seconds["total"]
-        parts = [run.wall_seconds[part] / total for part in PARTS]
-        shares = [f"{share:.1%}" for share in (*parts, 1 - sum(parts))]
-        rows.append([run.task, run.algorithm, run.budget, f"{total / 60:.1f}", *shares])
+        shares = {part: run.wall_seconds[part] / total for part in PARTS if part in run.wall_seconds}
+        if len(shares) == len(PARTS):
+            shares["other"] = 1 - sum(shares.values())
+        cells = [f"{shares[part]:.1%}" if part in shares else None for part in (*PARTS, "other")]
+        rows.append([run.task, run.algorithm, run.budget, f"{total / 60:.1f}", *cells])
     return markdown_table(("task", "algorithm", "steps", "minutes", *PARTS, "other"), rows)
 
 
 def aggregated_tasks(runs: Sequence[Run], found: Comparison) -> str:
-    """One sentence on which tasks the aggregates are about."""
-    rest = [task for task in dict.fromkeys(run.task for run in runs) if task not in found.tasks]
-    names = ", ".join(_algorithms(runs))
+    """Which tasks and algorithms the aggregates are about, and which they leave out."""
     if not found.tasks:
-        return f"Nothing is aggregated: no task with a known scale has results of all of {names}."
-    left_out = f" Left out: {', '.join(rest)}." if rest else ""
-    count = f"the tasks that have results of all of {names}; minutes are the mean over them"
-    return f"Aggregated over {', '.join(found.tasks)}: {count}.{left_out}"
+        return "Nothing is aggregated: the most complete algorithms have no task with a known scale in common."
+    rest = [task for task in dict.fromkeys(run.task for run in runs) if task not in found.tasks]
+    text = f"Aggregated over {', '.join(found.tasks)}, the tasks of the most complete algorithms."
+    text += f" Tasks left out: {', '.join(rest)}." if rest else ""
+    return " ".join((text, *left_out(found)))
+
+
+def left_out(found: Comparison) -> list[str]:
+    """A sentence for each algorithm that the aggregates leave out."""
+    return [f"{name} is left out, having no results on {', '.join(tasks)}." for name, tasks in found.lacking.items()]
 
 
 def report(runs: Sequence[Run], step: int, found: Comparison) -> str:
     """Both tables with what a reader must know of them, in Markdown."""
+    longer = " (some runs go on)" if any(run.budget > step for run in runs) else ""
     times = "Wall-clock time of whole runs, all seeds together, and what it went to"
     if len({run.machine for run in runs}) > 1:
         times += "; the runs were made on different machines, whose times do not compare"
     return "\n".join(
         (
-            f"Return after {step:,} environment steps: mean ± standard deviation over seeds, in bold the best mean of "
-            "those without failed seeds. A failed seed (7/8 seeds: one failed) is left out of the mean and counts as a "
-            f"random policy, score 0, in the aggregates. Brackets: {INTERVAL}.\n",
+            f"Return after {step:,} environment steps{longer}: mean +- standard deviation over seeds, in bold the best "
+            "mean of those without failed seeds. A failed seed (7/8 seeds: one failed) is left out of the mean and "
+            f"counts as a random policy, score 0, in the aggregates. Brackets: {INTERVAL}.\n",
             score_table(runs, step, found),
             f"\n{aggregated_tasks(runs, found)} Scores: return / 1000 (DMC), D4RL's random = 0 and expert = 1 (Gym).",
-            f"\n{times}:\n",
+            f"\n{times}. Times are of the machine as it was then, other work included.\n",
             time_table(runs),
             "",
         )
@@ -131,7 +136,7 @@ def draw_aggregate(runs: Sequence[Run], found: Comparison, path: Path) -> None:
     colours = _colours(runs)
     titles = ("IQM of normalised scores", f"probability that {SUBJECT} is better than")
     panels = [(titles[0], found.iqm), (titles[1], found.improvement)][: 2 if found.improvement else 1]
-    size = 5.5 * len(panels), 1.8 + 0.4 * len(colours)
+    size = 5.5 * len(panels), 1.8 + 0.4 * len(found.iqm)
     figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
     for axis, (title, estimates) in zip(axes.flat, panels, strict=True):
         axis.use_sticky_edges = False  # room on the left of the lowest bar
@@ -145,8 +150,8 @@ def draw_aggregate(runs: Sequence[Run], found: Comparison, path: Path) -> None:
     if found.improvement:
         axes[0, 1].axvline(0.5, color="gray", linestyle="--", linewidth=1)
         axes[0, 1].set_xlim(-0.02, 1.02)
-    text = textwrap.fill(f"Bars: {INTERVAL}. Tasks: {', '.join(found.tasks)}.", 70 * len(panels))
-    figure.supxlabel(text, fontsize="small")
+    text = " ".join((f"Bars: {INTERVAL}. Tasks: {', '.join(found.tasks)}.", *left_out(found)))
+    figure.supxlabel(textwrap.fill(text, 70 * len(panels)), fontsize="small")
     _save(figure, path)
 
 
@@ -155,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "online")
     parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
-    parser.add_argument("--step", type=int, help="report this step instead of the last")
+    parser.add_argument("--step", type=int, help="report this step instead of the last of the shortest run")
     parser.add_argument("--envs", nargs="+", help="tasks instead of the six, also others")
     parser.add_argument("--algorithms", nargs="+", help="algorithms (names of files) instead of all known ones")
     parser.add_argument("--svg", action="store_true", help="write the figures as .svg too")
@@ -197,7 +202,7 @@ def _score_cell(returns: np.ndarray, best: bool) -> str:
     seeds = f"({count} seed{'s' if len(returns) > 1 else ''})"
     if not len(good):
         return f"failed {seeds}"
-    text = f"{good.mean():.0f}" + (f" ± {good.std(ddof=1):.0f}" if len(good) > 1 else "")
+    text = mean_and_spread(good.tolist())
     return f"**{text}** {seeds}" if best else f"{text} {seeds}"
 
 

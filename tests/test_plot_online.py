@@ -14,6 +14,8 @@ import online_results
 import plot_online
 
 PNG = b"\x89PNG"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "online"
 
 
 def result(task, algorithm, last, *, steps=2000, first=None, **changes):
@@ -146,23 +148,25 @@ def test_statistics_refuse_what_they_cannot_use():
 def test_tables_figures_and_printed_text(tmp_path, capsys):
     write(tmp_path, "cheetah-run", "sac", [100.0, 300.0])
     write(tmp_path, "cheetah-run", "synther-fast", [400.0, 600.0])
-    write(tmp_path, "Hopper-v5", "synther-fast", [10.0])
-    plot_online.main(["--results", str(tmp_path), "--out", str(tmp_path / "out"), "--svg"])
+    write(tmp_path, "Ant-v5", "synther-fast", [10.0])
+    plot_online.main(
+        ["--results", str(tmp_path), "--out", str(tmp_path / "out"), "--svg", "--envs", "cheetah-run", "Ant-v5"]
+    )
     text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == text + "\n"
     lines = text.splitlines()
     assert lines[2:9] == [
         "| task | sac | synther-fast |",
         "|---|---|---|",
-        "| cheetah-run | 200 ± 141 (2 seeds) | **500 ± 141** (2 seeds) |",
-        "| Hopper-v5 | - | **10** (1 seed) |",
+        "| cheetah-run | 200 +- 141 (2 seeds) | **500 +- 141** (2 seeds) |",
+        "| Ant-v5 | - | **10** (1 seed) |",
         "| IQM of normalised scores | 0.20 [0.10, 0.30] | 0.50 [0.40, 0.60] |",
         "| probability that synther-fast is better | 1.00 [1.00, 1.00] | - |",
-        "| wall-clock minutes | 2.0 | 2.0 |",
+        "",
     ]
-    assert "Return after 2,000 environment steps" in text
-    assert "Aggregated over cheetah-run: the tasks that have results of all of sac, synther-fast;" in text
-    assert "Left out: Hopper-v5." in text
+    assert "Return after 2,000 environment steps: mean" in text
+    assert "Aggregated over cheetah-run, the tasks of the most complete algorithms. Tasks left out: Ant-v5. S" in text
+    assert "what it went to. Times are of the machine as it was then, other work included.\n" in text
     assert "different machines" not in text
     assert "| cheetah-run | sac | 2000 | 2.0 | 25.0% | 50.0% | 12.5% | 5.0% | 2.5% | 5.0% |" in lines
     for name in ("online.png", "aggregate.png"):
@@ -176,21 +180,24 @@ def test_failed_seeds_are_counted_and_score_zero_in_the_aggregates(tmp_path, cap
     write(tmp_path, "cheetah-run", "synther-fast", [400.0, None, 600.0, 800.0])
     plot_online.main(["--results", str(tmp_path)])
     text = capsys.readouterr().out
-    assert "| cheetah-run | failed (0/2 seeds) | 600 ± 200 (3/4 seeds) |" in text
+    assert "| cheetah-run | failed (0/2 seeds) | 600 +- 200 (3/4 seeds) |" in text
     assert "| IQM of normalised scores | 0.00 [0.00, 0.00] | 0.50 [" in text
     assert "| probability that synther-fast is better | 0.88 [" in text
     assert "different machines" in text
     assert (tmp_path / "online.png").read_bytes()[:4] == PNG
 
 
-def test_another_step_can_be_reported_also_from_runs_of_other_lengths(tmp_path, capsys):
+def test_runs_are_reported_where_the_shortest_ends_or_at_another_step_that_all_have(tmp_path, capsys):
     write(tmp_path, "cheetah-run", "sac", [7.0], first=[5.0])
+    plot_online.main(["--results", str(tmp_path), "--step", "1000"])
+    text = capsys.readouterr().out
+    assert "Return after 1,000 environment steps (some runs go on): " in text
+    assert "| cheetah-run | **5** (1 seed) |" in text
     longer = write(tmp_path, "cheetah-run", "redq", [9.0], steps=4000)
-    said = refusal(capsys, "--results", tmp_path)
-    assert f"{longer}: expected steps 2000 as in " in said
-    assert "got 4000; choose with --step" in said
-    plot_online.main(["--results", str(tmp_path), "--step", "2000"])
-    assert "| cheetah-run | **7** (1 seed) | 1 (1 seed) |" in capsys.readouterr().out
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "Return after 2,000 environment steps (some runs go on): " in text
+    assert "| cheetah-run | **7** (1 seed) | 1 (1 seed) |" in text
     said = refusal(capsys, "--results", tmp_path, "--step", 1000)
     assert f"{longer}: expected an entry of the curve at step 1000, got 2 entries from step 2000 to 4000" in said
 
@@ -216,7 +223,7 @@ def test_other_tasks_and_algorithms_only_when_asked(tmp_path, capsys):
     plot_online.main(["--results", str(tmp_path), *asked])
     text = capsys.readouterr().out
     assert "| task | sac | synther-fast-narrow |" in text
-    assert "Aggregated over cheetah-run:" in text
+    assert "Aggregated over cheetah-run, " in text
     assert "| Ant-v5 | **9** (1 seed) | - |" in text
     assert "Ant-v5: expected result files" in refusal(
         capsys, "--results", tmp_path, "--algorithms", "redq", "synther-fast-narrow", "--envs", "cheetah-run", "Ant-v5"
@@ -233,8 +240,45 @@ def test_without_a_common_task_nothing_is_aggregated(tmp_path, capsys):
     plot_online.main(["--results", str(tmp_path)])
     text = capsys.readouterr().out
     assert "| IQM of normalised scores | - | - |" in text
-    assert "Nothing is aggregated: no task with a known scale has results of all of sac, redq." in text
+    assert "Nothing is aggregated: the most complete algorithms have no task with a known scale in common." in text
     assert not (tmp_path / "aggregate.png").exists()
+
+
+def test_an_algorithm_that_lacks_tasks_does_not_change_the_aggregates_of_the_others(tmp_path, capsys, monkeypatch):
+    for task, scale in (("cheetah-run", 1.0), ("reacher-hard", 0.5)):
+        write(tmp_path, task, "sac", [100.0 * scale, 300.0 * scale])
+        write(tmp_path, task, "synther-fast", [400.0 * scale, 600.0 * scale])
+    plot_online.main(["--results", str(tmp_path)])
+    before = capsys.readouterr().out.splitlines()
+    drawn = []
+    monkeypatch.setattr(plot_online, "_save", lambda figure, _: drawn.append(figure))
+    write(tmp_path, "cheetah-run", "redq", [900.0, 900.0])
+    plot_online.main(["--results", str(tmp_path)])
+    after = capsys.readouterr().out.splitlines()
+    assert after[4] == "| cheetah-run | 200 +- 141 (2 seeds) | **900 +- 0** (2 seeds) | 500 +- 141 (2 seeds) |"
+    for k in (6, 7):  # the aggregates
+        cells = after[k].split(" | ")
+        assert cells.pop(2) == "-"
+        assert " | ".join(cells) == before[k]
+    said = "Aggregated over cheetah-run, reacher-hard, the tasks of the most complete algorithms. "
+    assert after[9].startswith(f"{said}redq is left out, having no results on reacher-hard. Scores: ")
+    curves, aggregates = drawn
+    assert [len(axis.lines) for axis in curves.axes] == [3, 0, 2, 0, 0, 0]
+    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in aggregates.axes] == [
+        ["sac", "synther-fast"],
+        ["sac"],
+    ]
+    assert "redq is left out" in aggregates.get_supxlabel()
+
+
+def test_without_the_subject_in_all_tasks_there_is_nothing_to_improve_on(tmp_path, capsys):
+    for task in ("cheetah-run", "reacher-hard"):
+        write(tmp_path, task, "sac", [100.0])
+    write(tmp_path, "cheetah-run", "synther-fast", [400.0])
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "| IQM of normalised scores | 0.10 [0.10, 0.10] | - |" in text
+    assert "probability" not in text
 
 
 def test_a_folder_without_results_is_refused(tmp_path, capsys):
@@ -255,7 +299,9 @@ def test_a_folder_without_results_is_refused(tmp_path, capsys):
         ({"curve": [{"step": 1, "returns": [1.0]}]}, "curve to be a list"),
         ({"curve": [{"step": 1, "returns": [1.0, "x"]}]}, "curve to be a list"),
         ({"curve": [{"step": n, "returns": [1.0, 2.0]} for n in (2000, 1000)]}, "steps rising"),
-        ({"wall_seconds": {"total": 1.0}}, "wall_seconds of total (positive), env, learner, fit, generate, evaluate"),
+        ({"wall_seconds": {"env": 1.0}}, "wall_seconds of total (positive)"),
+        ({"wall_seconds": {"total": 0}}, "wall_seconds of total (positive)"),
+        ({"wall_seconds": {"total": 1.0, "fit": "long"}}, "numbers for those of env, learner, fit, generate, evaluate"),
     ],
 )
 def test_a_file_that_says_something_else_is_named(tmp_path, changes, said):
@@ -288,6 +334,48 @@ def test_a_result_without_its_origin_is_refused(tmp_path):
     path.write_text(json.dumps({key: value for key, value in content.items() if key != "commit"}))
     with pytest.raises(ValueError, match=r"missing: commit$"):
         online_results.read_run(path)
+
+
+def test_parts_of_the_time_are_shown_as_far_as_they_were_counted(tmp_path):
+    paths = [
+        write(tmp_path, "cheetah-run", "sac", [1.0], wall_seconds={"total": 60.0}),
+        write(tmp_path, "cheetah-run", "redq", [1.0], wall_seconds={"total": 60.0, "fit": 15.0}),
+    ]
+    assert plot_online.time_table([online_results.read_run(path) for path in paths]).splitlines()[2:] == [
+        "| cheetah-run | sac | 2000 | 1.0 | - | - | - | - | - | - |",
+        "| cheetah-run | redq | 2000 | 1.0 | - | - | 25.0% | - | - | - |",
+    ]
+
+
+def test_our_sac_can_be_shown_beside_that_of_stable_baselines3(tmp_path, capsys):
+    plot_online.main(["--algorithms", "sac", "sb3-sac", "--envs", "Hopper-v5", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "Return after 30,000 environment steps (some runs go on)" in text
+    assert "| Hopper-v5 | **389 +- 201** (8 seeds) | 332 +- 113 (6 seeds) |" in text
+    assert "different machines" in text
+    assert (tmp_path / "online.png").read_bytes()[:4] == PNG
+
+
+def test_the_published_table_is_that_of_the_published_results():
+    runs = online_results.read_runs(RESULTS)
+    step = online_results.reported_step(runs)
+    expected = plot_online.report(runs, step, plot_online.compare_runs(runs, step))
+    assert (RESULTS / "table.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_readme_has_the_numbers_of_the_published_table():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("### Returns\n")[2]
+    published = cells_of((RESULTS / "table.md").read_text(encoding="utf-8"))
+    printed = cells_of(readme)
+    assert printed.keys() == published.keys()
+    assert {place: cell.replace(" (8 seeds)", "") for place, cell in published.items()} == printed
+
+
+def cells_of(text):
+    """The cells of the first table about tasks in a text, by row and column."""
+    lines = text[text.index("| task |") :].partition("\n\n")[0].splitlines()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in lines]
+    return {(row[0], name): cell for row in rows for name, cell in zip(header[1:], row[1:], strict=True)}
 
 
 def test_panels_stand_in_two_rows_of_three_and_missing_ones_stay_empty(tmp_path, monkeypatch):
