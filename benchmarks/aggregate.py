@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from d4rl_facts import LOCOMOTION, REFERENCE
 
 DMC_TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard")
 GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
@@ -21,9 +22,7 @@ TASKS = (*DMC_TASKS, *GYM_TASKS)
 # policies; they were measured on earlier versions of the tasks, which makes them a scale and no target.
 REFERENCES = {
     **dict.fromkeys(DMC_TASKS, (0.0, 1000.0)),
-    "HalfCheetah-v5": (-280.178953, 12135.0),
-    "Walker2d-v5": (1.629008, 4592.3),
-    "Hopper-v5": (-20.272305, 3234.3),
+    **{task: REFERENCE[name] for name, task in LOCOMOTION.items()},
 }
 COVERAGE = 95
 REPEATS = 2000

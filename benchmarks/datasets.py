@@ -18,29 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from d4rl_facts import REFERENCE
 from dataset_files import ADDRESSES, RECIPES, REGENERATED, file_name, locate, regenerated_folder
 from dataset_format import checked, paired, read, write
 from gymnasium.spaces import Box
+from maze2d import MAZES
 
 from synther_replay import Transitions, TransitionSpec
 
-__all__ = ["REFERENCE", "Dataset", "load", "normalised_score", "regenerated_folder", "write"]
-
-REFERENCE = {
-    "halfcheetah": (-280.178953, 12135.0),
-    "hopper": (-20.272305, 3234.3),
-    "walker2d": (1.629008, 4592.3),
-    "ant": (-325.6, 3879.7),
-    "maze2d-umaze": (23.85, 161.86),
-    "maze2d-medium": (13.13, 277.39),
-    "maze2d-large": (6.7, 273.99),
-    "antmaze": (0.0, 1.0),
-    "kitchen": (0.0, 4.0),
-}
-"""D4RL's returns for the scores 0 and 100, of a random policy and an expert, by the beginning of a name."""
+__all__ = ["Dataset", "load", "normalised_score", "regenerated_folder", "write"]
 
 # Steps of an episode where D4RL does not register 1,000, by the beginning of a name.
-_LIMITS = {"maze2d-umaze": 300, "maze2d-medium": 600, "maze2d-large": 800, "antmaze-umaze": 700, "kitchen": 280}
+_LIMITS = {**{f"maze2d-{size}": maze.limit for size, maze in MAZES.items()}, "antmaze-umaze": 700, "kitchen": 280}
 _NAMES = {file_name(name): name for name in ADDRESSES}
 _QLEARNING = ("observations", "actions", "rewards", "next_observations", "terminals")  # in a transition's order
 

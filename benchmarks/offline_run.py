@@ -14,7 +14,7 @@ from datasets import normalised_score
 from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
-from reporting import origin, sign, synchronise, write_json
+from reporting import mean_and_spread, origin, sign, synchronise, write_json
 from safetensors import SafetensorError
 from stretches import Stopwatch, checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import agent_seed
@@ -94,7 +94,7 @@ class OfflineRun:
         checkpoint: Path,
         *,
         time_limit: float | None = None,
-        checkpoint_every: float = 300.0,
+        checkpoint_every: float = 120.0,
         workers: int | None = None,
     ) -> bool:
         """Go on to the end or the time limit, whichever comes first.
@@ -164,11 +164,12 @@ class OfflineRun:
         with self.watch.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
         total = self.watch.total_seconds()
-        left = total / max(self.updates, 1) * (self.cell.steps - self.updates)
+        going = total - self.watch.seconds["start"] - self.watch.seconds["data"]  # which are not done again
+        left = going / max(self.updates, 1) * (self.cell.steps - self.updates)
         for step in steps:
             self.curve[step] = evaluator.results[step]
             scores = [score for score in self._point(step)["scores"] if score is not None]
-            shown = f"{np.mean(scores):.1f} +- {np.std(scores):.1f}" if scores else "of no seed, all failed"
+            shown = mean_and_spread(scores, 1) if scores else "of no seed, all failed"
             where = f"{self.cell.dataset} {self.cell.name} update {step:,} of {self.cell.steps:,}"
             self.report(f"{where}: score {shown}, {total:.0f} s so far, {left:.0f} s left")
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from command_line import PRESETS
+from d4rl_facts import LOCOMOTION
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
@@ -16,6 +17,7 @@ from learners.iql import IQLSettings, StackedIQL
 from learners.offline import OfflineLearner, OfflineSettings
 from learners.rows import SharedRows
 from learners.td3bc import StackedTD3BC, TD3BCSettings
+from maze2d import MAZES
 
 from synther_replay import GeneratorConfig
 from synther_replay.checks import whole_number
@@ -30,16 +32,8 @@ ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
 # The paper's larger networks come with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
-# Where a policy is judged, by the beginning of a data set's name. D4RL's own versions of these tasks need a simulator
-# that is no longer kept; these are their successors.
-_TASKS = {
-    "halfcheetah": "HalfCheetah-v5",
-    "hopper": "Hopper-v5",
-    "walker2d": "Walker2d-v5",
-    "maze2d-umaze": "maze2d-umaze",
-    "maze2d-medium": "maze2d-medium",
-    "maze2d-large": "maze2d-large",
-}
+# Where a policy is judged, by the beginning of a data set's name.
+_TASKS = {**LOCOMOTION, **{f"maze2d-{size}": f"maze2d-{size}" for size in MAZES}}
 _NAMES = [
     name for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES)) if name.startswith(tuple(_TASKS))
 ]

@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from aggregate import COVERAGE, mean_estimate
-from reporting import markdown_table
+from reporting import markdown_table, mean_and_spread
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -176,9 +176,8 @@ def _kinds(datasets: Sequence[str], regenerated: Container[str]) -> dict[str, li
 def _cell(result: Result | None) -> str | None:
     if result is None:
         return None
-    spread = np.std(result.scores, ddof=1) if len(result.scores) > 1 else 0.0
     failed = f", {result.failed} failed" if result.failed else ""
-    return f"{result.scores.mean():.1f} +- {spread:.1f} ({len(result.scores)} seeds{failed})"
+    return f"{mean_and_spread(result.scores.tolist(), 1)} ({len(result.scores)} seeds{failed})"
 
 
 def _legend(results: Sequence[Result]) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from behaviour import FOLDER, Behaviour, Snapshot
+from d4rl_facts import LOCOMOTION
 from dataset_files import RECIPES
 from maze2d import MAZES
 from rollouts import Episodes, Player, Walks
 
 from synther_replay.checks import whole_number
 
-_TASKS = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
 _ROWS = {"random": 1_000_000, "medium": 1_000_000, "medium-expert": 2_000_000}
 _REPLAY_ROWS = {"halfcheetah": 202_000, "hopper": 402_000, "walker2d": 302_000}
 _MAZE_ROWS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
@@ -95,7 +95,7 @@ def recipe(name: str, rows: int | None = None, root: Path = FOLDER) -> Recipe:
     task, _, kind = name.partition("-")
     if task == "maze2d":
         return _maze(name, kind, rows)
-    return _locomotion(name, kind, rows, Behaviour.read(_TASKS[task], root))
+    return _locomotion(name, kind, rows, Behaviour.read(LOCOMOTION[task], root))
 
 
 def _maze(name: str, size: str, rows: int) -> Recipe:

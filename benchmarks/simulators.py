@@ -14,11 +14,12 @@ from typing import Any, Protocol, cast
 import gymnasium as gym
 import mujoco
 import numpy as np
+from d4rl_facts import LOCOMOTION
 from maze2d import MAZES, Maze2d, at_goal
 
 Answer = tuple[np.ndarray, float]
 
-_LOCOMOTION = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "walker2d": "Walker2d"}
+_LOCOMOTION = {name: task.partition("-")[0] for name, task in LOCOMOTION.items()}  # without a version
 # The models that D4RL's sets were made with, and those of today: a foot of Walker2d has another friction since v5.
 _VERSIONS = {"official": "v4", "today": "v5"}
 _MAX_VELOCITY = {"HalfCheetah": np.inf, "Hopper": 10.0, "Walker2d": 10.0}

@@ -201,7 +201,7 @@ class TestRun:
         run = run_through(tmp_path / "c", cell(steps=16))
         (line,) = run.lines
         one, other = run.result()["final"]
-        spread = f"{(one + other) / 2:.1f} +- {abs(one - other) / 2:.1f}"
+        spread = f"{(one + other) / 2:.1f} +- {abs(one - other) / 2**0.5:.1f}"
         assert line.startswith(f"{HOPPER} td3bc-real update 16 of 16: score {spread}, ")
         assert line.endswith(" s so far, 0 s left")
 

@@ -42,7 +42,7 @@ def test_table_has_a_row_per_data_set_and_a_column_per_kind_of_rows(tmp_path):
     assert found[2:] == [
         "| iql | mixed |",
         "|---|---|",
-        "| walker2d-medium-v2 | 1.0 +- 0.0 (1 seeds) |",
+        "| walker2d-medium-v2 | 1.0 (1 seeds) |",
         "| mean of 1, locomotion, official | 1.0 [1.0, 1.0] |",
         "",
         "| td3bc | real | synther |",
@@ -96,7 +96,7 @@ def test_other_networks_count_as_another_algorithm_and_are_held_against_the_usua
     assert found[-4:] == [
         "| networks | td3bc, real | td3bc-large, real | td3bc-large, synther |",
         "|---|---|---|---|",
-        "| hopper-medium-regen | 1.0 +- 0.0 (1 seeds) | 2.0 +- 0.0 (1 seeds) | 3.0 +- 0.0 (1 seeds) |",
+        "| hopper-medium-regen | 1.0 (1 seeds) | 2.0 (1 seeds) | 3.0 (1 seeds) |",
         "| mean of 1, locomotion, regenerated | 1.0 [1.0, 1.0] | 2.0 [2.0, 2.0] | 3.0 [3.0, 3.0] |",
     ]
 
