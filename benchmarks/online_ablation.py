@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "real-75": {"real_ratio": 0.75},
     "rows-25k": {"schedule": {"rows": 25_000}},
     "width-1024": {"generator": {"width": 1024}},
+    "generous": {"generator": {"width": 1024}, "schedule": {"rows": 250_000}},
     "width-256": {"generator": {"width": 256}},
     "batch-256": {"generator": {"batch_size": 256}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short

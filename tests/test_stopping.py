@@ -24,6 +24,18 @@ def test_it_ends_when_the_last_model_is_out_of_patience():
     assert ends == [False, False, False, True]
 
 
+def test_a_model_out_of_patience_does_not_gain_from_the_time_that_another_takes():
+    state = {"weights": torch.zeros(2, 1)}
+    best = BestModels(state, patience=2)
+    for step, losses in enumerate([[2.0, 5.0], [3.0, 4.0], [3.0, 3.0], [1.0, 2.0], [1.0, 2.5], [1.0, 2.5]]):
+        state["weights"].fill_(step)
+        ended = best.measure(torch.tensor(losses))
+    assert ended
+    best.restore()
+    assert best.loss.tolist() == [2.0, 2.0]
+    assert state["weights"].flatten().tolist() == [0.0, 3.0]
+
+
 def test_a_loss_that_is_only_equal_is_no_improvement():
     best = BestModels({"weights": torch.zeros(1, 1)}, patience=1)
     assert [best.measure(torch.tensor([1.0])) for _ in range(2)] == [False, True]

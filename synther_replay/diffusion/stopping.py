@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ class BestModels:
     def __init__(self, state: dict[str, Tensor], patience: int | None) -> None:
         """Know nothing yet."""
         self._state = state
-        self._patience = patience
+        self._patience = math.inf if patience is None else patience
         self._kept = {name: tensor.clone() for name, tensor in state.items()}
         first = next(iter(state.values()))
         self.loss = torch.full((len(first),), torch.inf, dtype=torch.float32, device=first.device)
@@ -32,15 +34,19 @@ class BestModels:
         self.loss = loss.clone()
 
     def measure(self, loss: Tensor) -> bool:
-        """Take in the held-out loss of each model as it is now, ``(M,)``; whether all of them are out of patience."""
-        self._since = torch.where(loss < self._lowest, 0, self._since + 1)
+        """Take in the held-out loss of each model as it is now, ``(M,)``; whether all of them are out of patience.
+
+        One that is out of it stays as it was, however long the others go on: models do not depend on each other.
+        """
+        patient = self._since < self._patience
+        self._since = torch.where(patient & (loss < self._lowest), 0, self._since + 1)
         self._lowest = torch.minimum(self._lowest, loss)
-        better = loss < self.loss
+        better = patient & (loss < self.loss)
         self.loss = torch.where(better, loss, self.loss)
         for name, tensor in self._state.items():
             choice = better.view(-1, *[1] * (tensor.ndim - 1))
             self._kept[name].copy_(torch.where(choice, tensor, self._kept[name]))
-        return self._patience is not None and bool((self._since >= self._patience).all())
+        return bool((self._since >= self._patience).all())
 
     def restore(self) -> None:
         """Go back to the best state of each model."""
