@@ -20,6 +20,7 @@ from learners.edac import EDACSettings, StackedEDAC
 from learners.iql import IQLSettings, StackedIQL
 from learners.rows import SharedRows
 from learners.td3bc import StackedTD3BC, TD3BCSettings
+from offline_settings import NETWORKS
 from policies import policies_of
 from stacked import Layers
 
@@ -558,17 +559,19 @@ FULL_SIZE = {
     "iql": (StackedIQL, IQLSettings(updates_per_call=10)),
     "edac": (StackedEDAC, EDACSettings(updates_per_call=5)),
     "cql": (StackedCQL, CQLSettings(updates_per_call=5)),
+    "td3bc-large": (StackedTD3BC, TD3BCSettings(updates_per_call=4, **NETWORKS["large"])),
+    "edac-50": (StackedEDAC, EDACSettings(updates_per_call=2, critics=50)),
 }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpu:
-    def learned(self, algo, calls=3):
+    def learned(self, algo, calls=3, agents=2, augmentation=None, synthetic=None):
         torch.set_default_dtype(torch.float32)
-        data = transitions(5_000)
+        real, made = (data and Transitions(SPEC, data.rows.float()) for data in (transitions(5_000), synthetic))
         build, settings = FULL_SIZE[algo]
-        rows = SharedRows(Transitions(SPEC, data.rows.float()), device=torch.device("cuda", 0))
-        learner = build(rows, 2, settings, seed=0)
+        rows = SharedRows(real, made, augmentation=augmentation, device=torch.device("cuda", 0))
+        learner = build(rows, agents, settings, seed=0)
         learner.prepare()
         learner.reseed(0)
         before = learner.policy.parameters.clone()
@@ -576,6 +579,14 @@ class TestOnGpu:
             learner.learn()
         torch.cuda.synchronize()
         return learner, before
+
+    @pytest.mark.parametrize("augmentation", [None, *AUGMENTATIONS.values()])
+    def test_mixtures_and_augmentations_are_captured(self, augmentation):
+        options = {"agents": 8, "augmentation": augmentation, "synthetic": transitions(9_000, seed=1)}
+        (one, before), (other, _) = self.learned("td3bc", **options), self.learned("td3bc", **options)
+        assert (one.policy.parameters != before).any(1).all()
+        assert torch.isfinite(one.policy.parameters).all()
+        assert torch.equal(one.policy.parameters, other.policy.parameters)
 
     @pytest.mark.parametrize("algo", FULL_SIZE)
     def test_captured_updates_learn_and_repeat(self, algo):
