@@ -71,7 +71,7 @@ class Behaviour:
         task: Its name.
         folder: Of the files.
         random_steps: With which the run of `replay` began.
-        medium: A policy on the way to an expert; D4RL's are at 40 to 60 % of one.
+        medium: A policy on the way to an expert.
         expert: As good as the run got.
         replay: Snapshots on the way to `medium`, which is the last one.
         runs: Command, commit, machine and versions of the runs behind "medium" and "expert", and how they were picked.

@@ -152,7 +152,9 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
         # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
         shared = [tuple(name for name in of_kind if name in first and name in column) for column in columns.values()]
         for common in sorted(set(filter(None, shared)), key=len, reverse=True):
-            rows.append([f"mean of {len(common)}, {kind}", *(_mean(column, common) for column in columns.values())])
+            which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
+            means = (_mean(column, common) for column in columns.values())
+            rows.append([f"mean of {len(common)}{which}, {kind}", *means])
     return markdown_table((title, *columns), rows)
 
 

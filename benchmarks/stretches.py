@@ -1,4 +1,8 @@
-"""What runs that can be stopped and continued have in common: where their time goes, and when they save and stop."""
+"""What runs that can be stopped and continued have in common.
+
+Where their results and checkpoints are and whether they are of the same settings, where their time goes, and when they
+save and stop.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+_ABSENT = "absent"  # a setting that is not there is not the same as None
 
 
 def checkpoint_beside(result: Path) -> Path:
@@ -54,8 +60,8 @@ def differences(found: Any, wanted: Any, name: str = "settings") -> str:
     """Where two trees of settings differ, in words; nothing where they are equal."""
     if not (isinstance(found, dict) and isinstance(wanted, dict)):
         return "" if found == wanted else f"{name} {found!r}, not {wanted!r}"
-    keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-    return ", ".join(differences(found.get(key), wanted.get(key), key) for key in keys)
+    parts = (differences(found.get(key, _ABSENT), wanted.get(key, _ABSENT), key) for key in {**found, **wanted})
+    return ", ".join(filter(None, parts))
 
 
 class Stopwatch:

@@ -93,7 +93,7 @@ class Upsampled:
             "generate_seconds": round(report.sample_seconds, 2),
             "fit_steps": report.fit.steps,
             "held_out_loss": report.fit.held_out_loss,
-            "generated_at": origin(self.device)["commit"],
+            "generator_commit": origin(self.device)["commit"],
         }
         made = {"key": key, "about": about, "rows": buffer.synthetic.rows}
         if path is not None:

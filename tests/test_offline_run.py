@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
 KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "seeds", "origin", "task"}
 KEYS |= {"real_rows", "dataset_command", "made_on"}
 KEYS |= {"curve", "final", "wall_seconds", "settings"}
-OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generated_at"}
+OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
 
 

@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from command_line import PRESETS
 from online_settings import Settings
-from stretches import is_done
+from stretches import differences, is_done
 
 from synther_replay import DiffusionGenerator, GeneratorConfig
 
@@ -129,3 +129,12 @@ def test_a_result_of_other_settings_is_refused(tmp_path):
         path.write_text(json.dumps({"settings": found}))
         with pytest.raises(ValueError, match="holds the result of other settings"):
             is_done(path, make())
+
+
+def test_settings_that_differ_are_named_one_by_one_and_absent_is_not_none():
+    found = {"steps": 1, "generator": {"width": 8, "patience": None}, "gone": 0}
+    wanted = {"steps": 2, "generator": {"width": 8, "patience": None, "max_seconds": None}}
+    told = differences(found, wanted)
+    assert told == "steps 1, not 2, max_seconds 'absent', not None, gone 0, not 'absent'"
+    assert not differences(wanted, wanted)
+    assert differences(None, wanted).startswith("settings None, not {")
