@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "width-256": {"generator": {"width": 256}},
     "batch-256": {"generator": {"batch_size": 256}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short
+    "predicted": {"generator": {"predict_linearly": True}},
     "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
 SIZES = ("steps", "seeds", "episodes", "first_seed")  # results that differ in these do not compare

@@ -2,9 +2,8 @@
 
 Per column of a row:
 
-* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not). Outliers do
-  not count in the statistics, and their codes grow as the logarithm of their distance: one absurd value must not
-  squeeze all others into nothing, but a rare large reward must survive;
+* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not), see
+  `standardisation`; of the next observation optionally only what a linear prediction leaves, see `prediction`;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
   them back: a continuous model would otherwise smear the pile over its neighbourhood;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
@@ -17,7 +16,6 @@ Codes that are the same in all rows are written back exactly as they were. Stati
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -25,18 +23,17 @@ import torch
 from torch import Tensor
 
 from synther_replay.errors import CheckpointError
+from synther_replay.prediction import LinearPrediction
 from synther_replay.spaces import Leaf
+from synther_replay.standardisation import STATISTICS as STANDARDISATION
+from synther_replay.standardisation import Standardisation
 from synther_replay.transitions import TransitionSpec
 
-# A value is an outlier of its column when it lies further outside the central 99.8 % than so many times their span.
-_OUTLIER_SPANS = 3.0
-_CENTRAL = 0.001
-_FEW_OUTLIERS = 5  # so many at either end are left out even where they are more than that share
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
-_STATISTICS = ("mean", "scale", "low", "high", "clip_low", "clip_high", "push_low", "push_high", "constant")
-_LARGEST = 3e38  # float32 ends a little above
+_STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
+_PREDICTION = "prediction_"  # before the names of its statistics
 
 
 class TransitionCodec:
@@ -45,9 +42,10 @@ class TransitionCodec:
     Args:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
+        predict_linearly: Whether codes of the next observation are what a linear prediction leaves.
     """
 
-    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True) -> None:
+    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True, predict_linearly: bool = False) -> None:
         """Lay out the codes; `fit` finds the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
@@ -77,17 +75,16 @@ class TransitionCodec:
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         self.statistics: dict[str, Tensor] = {}
+        self._prediction = self._new_prediction() if predict_linearly else None
 
     def fit(self, rows: Tensor) -> None:
         """Find the statistics of rows ``(M, n, dim)``; all of them must be finite."""
         self._move_to(rows.device)
         x = rows[..., self._plain]
-        low, high = _plausible_range(x)
-        mean, scale = _mean_and_scale(x, low, high)
-        if not self.normalise_rewards:
-            reward = self._plain == self.spec.rewards.start
-            mean[..., reward], scale[..., reward] = 0.0, 1.0
-        s = {"mean": mean, "scale": scale, "low": (low - mean) / scale, "high": (high - mean) / scale}
+        reward = self._plain == self.spec.rewards.start
+        standardisation = Standardisation.of(x, untouched=None if self.normalise_rewards else reward)
+        low, high = standardisation.plausible
+        s = dict(vars(standardisation))
         # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
         # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
         is_action = (self._plain >= self.spec.actions.start) & (self._plain < self.spec.actions.stop)
@@ -101,18 +98,24 @@ class TransitionCodec:
         s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, seen_high)
         for side, on_bound in (("low", x <= s["clip_low"]), ("high", x >= s["clip_high"])):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
-            s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * scale, 0.0)
+            s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
         self.statistics = s
+        if self._prediction is not None:
+            self._prediction.fit(self._encode_columns(rows))
         codes = self.encode(rows)
         least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
         s["constant"] = torch.where(least == most, least, torch.nan)
 
     def encode(self, rows: Tensor) -> Tensor:
         """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
+        codes = self._encode_columns(rows)
+        return codes if self._prediction is None else self._prediction.take_off(codes)
+
+    def _encode_columns(self, rows: Tensor) -> Tensor:
         s = self.statistics
         plain = rows[..., self._plain]
         outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
-        plain = self._compress((plain + outwards - s["mean"]) / s["scale"])
+        plain = Standardisation.from_statistics(s).to_codes(plain + outwards)
         values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
         digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
@@ -122,12 +125,15 @@ class TransitionCodec:
         s = self.statistics
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
+        finite = torch.isfinite(codes).all(-1)
+        if self._prediction is not None:
+            codes = self._prediction.put_back(codes)
         plain_end, digits_end = len(self._plain), self.code_dim - 1
         rows = codes.new_empty((*codes.shape[:-1], self.spec.dim))
-        plain = self._expand(codes[..., :plain_end]) * s["scale"] + s["mean"]
+        plain = Standardisation.from_statistics(s).to_values(codes[..., :plain_end])
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
-        finite = torch.isfinite(codes).all(-1) & torch.isfinite(plain).all(-1)
+        finite &= torch.isfinite(plain).all(-1)
         rows[..., self._plain] = plain
         if len(self._category_columns):
             digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
@@ -137,37 +143,53 @@ class TransitionCodec:
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite
 
-    def _compress(self, z: Tensor) -> Tensor:
-        """Make the distance of outliers logarithmic."""
-        low, high = self.statistics["low"], self.statistics["high"]
-        z = z.clamp(-_LARGEST, _LARGEST)
-        return z.clamp(low, high) + (z - high).clamp(min=0).log1p() - (low - z).clamp(min=0).log1p()
-
-    def _expand(self, code: Tensor) -> Tensor:
-        """The inverse of `_compress`."""
-        low, high = self.statistics["low"], self.statistics["high"]
-        most = math.log(_LARGEST / 3)
-        return code.clamp(low, high) + (code - high).clamp(0, most).expm1() - (low - code).clamp(0, most).expm1()
-
     def state_dict(self) -> dict[str, Any]:
         """Copies of the statistics."""
-        return {name: tensor.clone() for name, tensor in self.statistics.items()}
+        return {name: tensor.clone() for name, tensor in self._all_statistics().items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take over the statistics of `state_dict`; others are refused and change nothing."""
+        shapes = self._shapes()
         for name, tensor in state.items():
-            width = self.code_dim if name == "constant" else len(self._plain)
-            if name not in _STATISTICS or tensor.ndim != 3 or tensor.shape[1:] != (1, width):
+            if name not in shapes or tensor.ndim != 3 or tensor.shape[1:] != shapes[name]:
                 raise CheckpointError(f"state: {name} of shape {tuple(tensor.shape)} is no statistic of this codec")
-        if state and set(state) != set(_STATISTICS):
-            raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
-        self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
+        if state and set(state) != set(shapes):
+            raise CheckpointError(f"state: expected the statistics {tuple(shapes)}, got {tuple(state)}")
+        state = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
+        self.statistics = {name: tensor for name, tensor in state.items() if name in _STATISTICS}
+        if self._prediction is not None:
+            self._prediction.statistics = {
+                name.removeprefix(_PREDICTION): tensor for name, tensor in state.items() if name not in _STATISTICS
+            }
         self._move_to(device)
+
+    def _all_statistics(self) -> dict[str, Tensor]:
+        predictive = {} if self._prediction is None else self._prediction.statistics
+        return {**self.statistics, **{_PREDICTION + name: tensor for name, tensor in predictive.items()}}
+
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        """Of each statistic of a model."""
+        widths = {name: self.code_dim if name == "constant" else len(self._plain) for name in _STATISTICS}
+        predictive = {} if self._prediction is None else self._prediction.shapes
+        return {
+            **{name: (1, width) for name, width in widths.items()},
+            **{_PREDICTION + name: shape for name, shape in predictive.items()},
+        }
+
+    def _new_prediction(self) -> LinearPrediction | None:
+        """Of the plain codes of the next observation, from all codes of observation and action; None without any."""
+        known = self.spec.actions.stop  # columns of a row before the reward
+        digits = len(self._plain) + (self._category_columns[self._digit_owner] < known).nonzero()[:, 0]
+        inputs = torch.cat(((self._plain < known).nonzero()[:, 0], digits))
+        targets = (self._plain >= self.spec.next_observations.start).nonzero()[:, 0]
+        return LinearPrediction(inputs, targets) if len(targets) else None
 
     def _move_to(self, device: torch.device) -> None:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
+        if self._prediction is not None:
+            self._prediction.move_to(device)
 
 
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
@@ -182,29 +204,3 @@ def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
     return torch.from_numpy(low32), torch.from_numpy(high32)
-
-
-def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Range beyond which a value counts as an outlier of its column, ``(M, 1, columns)`` each."""
-    columns = x.transpose(1, 2).contiguous()
-    rows = x.shape[1]
-    extreme = max(int(rows * _CENTRAL), min(_FEW_OUTLIERS, rows // 50)) + 1
-    low, high = (
-        columns.topk(extreme, dim=2, largest=largest, sorted=True).values[..., -1].double()[:, None]
-        for largest in (False, True)
-    )
-    span = (high - low) * _OUTLIER_SPANS
-    # A column that is almost always the same (a sparse reward) has no span; its rare values are the point of it.
-    span = torch.where(span > 0, span, torch.inf)
-    return (low - span).float(), (high + span).float()
-
-
-def _mean_and_scale(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per column, ``(M, 1, columns)``; exact value and 1 for constant columns."""
-    clamped = x.clamp(low, high).double()
-    scale, mean = torch.std_mean(clamped, dim=1, keepdim=True, correction=0)
-    constant = x.amin(1, keepdim=True) == x.amax(1, keepdim=True)
-    mean = torch.where(constant, x[:, :1].double(), mean)
-    # The floor keeps a column of denormal numbers from overflowing when it is divided by its scale.
-    scale = torch.where(constant, 1.0, scale).clamp(min=1e-30)
-    return mean.float(), scale.float()

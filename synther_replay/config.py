@@ -58,6 +58,7 @@ class GeneratorConfig:
 
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
+    predict_linearly: bool = False  # whether only what a linear prediction leaves of next observations is modelled
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -162,7 +163,8 @@ class GeneratorConfig:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
         """The inverse of `to_json`."""
-        return cls(**{**values, "betas": tuple(values["betas"])})
+        earlier = {"predict_linearly": False}  # what files did not say yet
+        return cls(**{**earlier, **values, "betas": tuple(values["betas"])})
 
     def network(self, dim: int) -> NetworkShape:
         """Sizes of a network for rows of `dim` codes.

@@ -348,7 +348,10 @@ class DiffusionGenerator:
             wanting[m, places[: len(usable)]] = False
 
     def _new_codec(self) -> TransitionCodec:
-        return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
+        config = self.config
+        return TransitionCodec(
+            self.spec, normalise_rewards=config.normalise_rewards, predict_linearly=config.predict_linearly
+        )
 
     @torch.inference_mode(mode=False)
     def _build_models(self) -> None:

@@ -68,8 +68,17 @@ def random_rows(spec, n=500, stack=1, seed=0):
     return torch.from_numpy(np.concatenate(parts, axis=-1)).float()
 
 
-def fitted(spec, rows, **options):
-    codec = TransitionCodec(spec, **options)
+@pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["whole", "residual"])
+def predict_linearly(request):
+    """All tests run both ways."""
+    options["predict_linearly"] = request.param
+
+
+options = {}
+
+
+def fitted(spec, rows, **others):
+    codec = TransitionCodec(spec, **options, **others)
     codec.fit(rows)
     return codec
 
@@ -165,7 +174,7 @@ def test_rows_are_not_changed_by_coding_them():
 def test_codec_continues_from_a_state():
     spec = spec_of(UNBOUNDED, spaces.MultiDiscrete([3, 4]))
     rows = random_rows(spec, stack=2)
-    codec, other = fitted(spec, rows), TransitionCodec(spec)
+    codec, other = fitted(spec, rows), TransitionCodec(spec, **options)
     state = codec.state_dict()
     other.load_state_dict(state, torch.device("cpu"))
     codes = bad_codes(codec, rows, 3.0)
@@ -195,7 +204,7 @@ def test_rewards_are_left_alone_when_their_normalisation_is_off():
     spec = spec_of()
     rows = random_rows(spec, 2_000)
     codec = fitted(spec, rows, normalise_rewards=False)
-    (code,) = codes_of_column(codec, rows, spec.rewards.start)
+    code, *_ = codes_of_column(codec, rows, spec.rewards.start)
     assert torch.equal(codec.encode(rows)[..., code], rows[..., spec.rewards.start])
     assert torch.equal(codec.decode(codec.encode(rows))[0][..., spec.rewards], rows[..., spec.rewards])
 
@@ -213,7 +222,7 @@ def test_column_with_a_large_offset_keeps_its_precision():
     rng = torch.Generator().manual_seed(0)
     rows[..., 0] = 1e6 + torch.randn(rows.shape[:2], generator=rng)
     codec = fitted(spec, rows)
-    (code,) = codes_of_column(codec, rows, 0)
+    code, *_ = codes_of_column(codec, rows, 0)
     codes = codec.encode(rows)
     assert abs(codes[..., code].mean()) < 0.05
     assert abs(codes[..., code].std() - 1) < 0.05
@@ -248,12 +257,16 @@ def test_one_outlier_does_not_squeeze_the_rest(field, outlier, n):
     codec = fitted(spec, spoilt)
     codes = codec.encode(spoilt)
     assert codes.isfinite().all()
-    (code,) = codes_of_column(codec, rows, column)
+    code, *_ = codes_of_column(codec, rows, column)
     others = torch.arange(n) != n // 2
     assert 0.4 < codes[0, others, code].std() < 1.1
     assert abs(codes[0, others, code].mean()) < 0.5
     assert codes[..., code].abs().max() < 150
     other_codes = torch.arange(codec.code_dim) != code
+    if options["predict_linearly"]:  # it has some influence on what is predicted from it
+        predicted = torch.arange(codec.code_dim) > codec.code_dim - 4
+        torch.testing.assert_close(codes[0, others][:, predicted], plain[0, others][:, predicted], rtol=0, atol=0.2)
+        other_codes &= ~predicted
     assert torch.equal(codes[..., other_codes], plain[..., other_codes])
 
 
@@ -385,9 +398,14 @@ def test_observations_are_clipped_to_their_bounds_widened_to_the_data():
     codec = fitted(spec, rows)
     decoded = codec.decode(bad_codes(codec, rows))[0]
     for columns in (spec.observations, spec.next_observations):
-        high = [2.5 if column == 0 else 1.0 for column in range(columns.start, columns.stop)]
-        assert decoded[..., columns].amin((0, 1)).tolist() == [-1, -1]
-        assert decoded[..., columns].amax((0, 1)).tolist() == high
+        high = torch.tensor([2.5 if column == 0 else 1.0 for column in range(columns.start, columns.stop)])
+        least, most = decoded[..., columns].amin((0, 1)), decoded[..., columns].amax((0, 1))
+        if options["predict_linearly"] and columns == spec.next_observations:  # it stays near the prediction
+            assert (least >= -1).all()
+            assert (most <= high).all()
+        else:
+            assert least.tolist() == [-1, -1]
+            assert torch.equal(most, high)
 
 
 def test_unbounded_columns_stay_within_what_was_seen_or_is_plausible():
