@@ -3,7 +3,9 @@
 One step of control changes an observation little, and much of the change is linear in what was before. A generator is
 off by some share of the spread of what it models. If that is the next observation as a whole, it can be off by many
 times the change: a robot then turns over within a step, and no value function learns how to get up. So only what the
-prediction leaves is modelled, with a spread of its own.
+prediction leaves is modelled, with a spread of its own: the square root of its share of the whole. With a spread of 1
+it would have to be found while observation and action, on which it depends, are still as uncertain as itself; with no
+more than its share, at noise levels that training and sampling hardly visit.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _CHUNK = 65_536  # rows at a time; in double precision, because what is left can
 
 
 class LinearPrediction:
-    """Replaces the codes `targets` by what a regression on the codes `inputs` leaves, standardised, and back.
+    """Replaces the codes `targets`, of spread 1, by what a regression on the codes `inputs` leaves, and back.
 
     Args:
         inputs: Places of the codes of observation and action, ``(i,)``.
@@ -46,6 +48,7 @@ class LinearPrediction:
         self.statistics = {"weights": self._regression(codes)}
         left = codes[..., self.targets] - self._predicted(codes)
         standardisation = Standardisation.of(left)
+        standardisation = standardisation.times(standardisation.scale.clamp(max=1.0).sqrt())
         left = standardisation.to_codes(left)
         least, most = left.amin(1, keepdim=True), left.amax(1, keepdim=True)
         self.statistics |= {**vars(standardisation), "least": least, "most": most}

@@ -197,7 +197,8 @@ def test_codes_of_continuous_and_ordinal_columns_have_mean_zero_and_deviation_on
     codes = fitted(spec, rows).encode(rows)[..., :-1]
     assert codes.shape[-1] == 10
     assert torch.allclose(codes.mean(1), torch.zeros(2, 10), atol=1e-5)
-    assert torch.allclose(codes.std(1, correction=0), torch.ones(2, 10), atol=1e-5)
+    tolerance = 0.01 if options["predict_linearly"] else 1e-5  # chance can be predicted a little
+    assert torch.allclose(codes.std(1, correction=0), torch.ones(2, 10), atol=tolerance)
 
 
 def test_rewards_are_left_alone_when_their_normalisation_is_off():
