@@ -68,13 +68,13 @@ def random_rows(spec, n=500, stack=1, seed=0):
     return torch.from_numpy(np.concatenate(parts, axis=-1)).float()
 
 
+options = {}  # of every codec here
+
+
 @pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["whole", "residual"])
 def predict_linearly(request):
     """All tests run both ways."""
     options["predict_linearly"] = request.param
-
-
-options = {}
 
 
 def fitted(spec, rows, **others):
@@ -205,7 +205,7 @@ def test_rewards_are_left_alone_when_their_normalisation_is_off():
     spec = spec_of()
     rows = random_rows(spec, 2_000)
     codec = fitted(spec, rows, normalise_rewards=False)
-    code, *_ = codes_of_column(codec, rows, spec.rewards.start)
+    (code,) = codes_of_column(codec, rows, spec.rewards.start)
     assert torch.equal(codec.encode(rows)[..., code], rows[..., spec.rewards.start])
     assert torch.equal(codec.decode(codec.encode(rows))[0][..., spec.rewards], rows[..., spec.rewards])
 
