@@ -21,7 +21,7 @@ from policies import save_policies
 from reporting import mean_and_spread, origin, sign, synchronise, write_json
 from stretches import checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import Task, agent_seed
-from workers import Environments, Steps
+from workers import Environments, Steps, worker_context
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
@@ -70,6 +70,7 @@ class OnlineRun:
         self.settings, self.device, self.report = settings, device, report
         self.progress = Progress(settings.seeds)
         with self.progress.clock("start"):
+            worker_context()  # imports while the rest is built
             self.task = Task.named(settings.env)
             self.agents = Agents(settings, self.task, device)
 
@@ -106,9 +107,9 @@ class OnlineRun:
                     self._load(checkpoint)
                 sign(self.progress.made_on, self.device)
                 environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
-                self._enter(environments)
                 if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
-                    self.agents.warm_up()
+                    self.agents.warm_up()  # while the processes build their environments
+                self._enter(environments)
             ended = run_in_stretches(
                 lambda: self._stretch(environments, evaluator, keep_policies),
                 lambda: self._save(checkpoint, evaluator),
