@@ -45,7 +45,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "width-256": {"generator": {"width": 256}},
     "batch-256": {"generator": {"batch_size": 256}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short
-    "direct": {"generator": {"predict_linearly": False}},
+    "predicted": {"generator": {"predict_linearly": True}},
+    "predicted-steps-4500": {"generator": {"predict_linearly": True, "refresh_steps": 4_500}},
+    "predicted-fresher": {
+        "generator": {"predict_linearly": True, "refresh_steps": 600},
+        "schedule": {"every": 1_000, "growth": 0.03, "rows": 50_000},
+    },
+    "predicted-real-75": {"generator": {"predict_linearly": True}, "real_ratio": 0.75},
     "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
 SIZES = ("steps", "seeds", "episodes", "first_seed")  # results that differ in these do not compare

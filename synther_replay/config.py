@@ -58,7 +58,7 @@ class GeneratorConfig:
 
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
-    predict_linearly: bool = True  # whether only what a linear prediction leaves of next observations is modelled
+    predict_linearly: bool = False  # whether only what a linear prediction leaves of next observations is modelled
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -88,7 +88,6 @@ class GeneratorConfig:
             learning_rate=3e-4,
             held_out=0.0,
             patience=None,
-            predict_linearly=False,
             solver="heun",
             sampling_steps=128,
             sigma_min=0.002,

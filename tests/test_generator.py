@@ -393,7 +393,6 @@ def test_what_belongs_together_in_a_row_longer_than_the_embedding_stays_together
         "steps": 600,
         "batch_size": 128,
         "sampling_steps": 12,
-        "predict_linearly": False,  # or else there is nothing left to keep together
     }
 
     def apart(*, squeeze_rows: bool) -> float:
