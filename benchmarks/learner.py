@@ -129,6 +129,26 @@ class StackedSAC(CapturedLearner):
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
         self.environment_steps += 1
 
+    @torch.no_grad()
+    def beliefs(self, rows: Tensor) -> dict[str, Tensor]:
+        """What the agents think of a batch of transitions ``(M, B, dim)``, and what they were given; each ``(M,)``.
+
+        On average over the states that a policy visits, a right value is near ``(reward + temperature * entropy) /
+        (1 - gamma)`` if episodes do not terminate. `B` is the batch size, for which everything is compiled.
+        """
+        spec, critics = self.replay.spec, self.settings.critics
+        observations, actions = rows[..., spec.observations], rows[..., spec.actions]
+        noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)  # none of the learner's
+        log_prob = squash(self._policy_forward(observations)[0], noise, LOG_STD)[1]
+        inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
+        values, _ = forward(Layers.of(self.critic.parameters, self.critic_shape), inputs)
+        return {
+            "reward": rows[..., spec.rewards.start].mean(1),
+            "value": values.view(self.agents, -1).mean(1),
+            "entropy": -log_prob.mean(1),
+            "temperature": self.log_alpha.parameters.exp().squeeze(1),
+        }
+
     def policy_weights(self) -> Layers:
         """The policies as they are, on the CPU; `policies_of` in `policies` knows how to use them."""
         return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)

@@ -19,6 +19,8 @@ from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
 from synther_replay.generator import FitReport
 from synther_replay.seeding import derive_seed
 
+_LATEST = 1_000  # transitions by which beliefs are judged: an episode of most tasks
+
 
 class Agents:
     """M agents with what they learn from.
@@ -112,6 +114,13 @@ class Agents:
         assert self.generator is not None and self.schedule is not None
         self.replay.replace_synthetic(self.generator.sample(self.schedule.rows))
         synchronise(self.device)
+
+    def beliefs(self) -> dict[str, list[float]]:
+        """What each agent thinks of its latest transitions, a batch spread evenly over `_LATEST`; see the learner's."""
+        count, batch = self.replay.count, self.learner.settings.batch_size
+        places = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
+        found = self.learner.beliefs(self.replay.real[:, places.to(self.device)])
+        return {name: each.tolist() for name, each in found.items()}
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
         """The last actions of each agent, as many as `lengths` ``(M,)`` says."""

@@ -20,6 +20,7 @@ class Progress(Stopwatch):
         fits: What each refit reported.
         failed_at: For each agent the step at which it left the numbers; None for those that did not.
         curve: Returns ``[M]`` of each evaluation, by its step.
+        beliefs: What the agents thought then, by its name ``[M]``.
         episodes: Number of the running episode, ``(M,)``.
         lengths: Steps of the running episode so far, ``(M,)``.
         made_on: Machines and commits that the run was made with, the first one first.
@@ -33,6 +34,7 @@ class Progress(Stopwatch):
         self.fits: list[dict[str, Any]] = []
         self.failed_at: list[int | None] = [None] * agents
         self.curve: dict[int, list[float]] = {}
+        self.beliefs: dict[int, dict[str, list[float]]] = {}
         self.episodes = np.zeros(agents, np.int64)
         self.lengths = np.zeros(agents, np.int64)
         self.made_on: list[dict[str, Any]] = []
@@ -49,12 +51,18 @@ class Progress(Stopwatch):
 
     def returns(self, step: int) -> list[float | None]:
         """Of one evaluation; None for agents that failed before it or in it."""
+        return self._judged(step, self.curve[step], digits=2)
 
+    def beliefs_at(self, step: int) -> dict[str, list[float | None]]:
+        """Those of one evaluation, in the same way."""
+        return {name: self._judged(step, values, digits=5) for name, values in self.beliefs[step].items()}
+
+    def _judged(self, step: int, values: list[float], digits: int) -> list[float | None]:
         def judged(value: float, failed: int | None) -> float | None:
             lost = (failed is not None and failed < step) or not math.isfinite(value)
-            return None if lost else round(value, 2)
+            return None if lost else round(value, digits)
 
-        return [judged(*pair) for pair in zip(self.curve[step], self.failed_at, strict=True)]
+        return [judged(*pair) for pair in zip(values, self.failed_at, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """All of it as JSON values."""
@@ -64,6 +72,7 @@ class Progress(Stopwatch):
             "fits": self.fits,
             "failed_at": self.failed_at,
             "curve": {str(step): returns for step, returns in self.curve.items()},
+            "beliefs": {str(step): beliefs for step, beliefs in self.beliefs.items()},
             "seconds": self.wall_seconds(),
             "episodes": self.episodes.tolist(),
             "lengths": self.lengths.tolist(),
@@ -75,5 +84,6 @@ class Progress(Stopwatch):
         self.step, self.last_refit = state["step"], state["last_refit"]
         self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
+        self.beliefs = {int(step): beliefs for step, beliefs in state["beliefs"].items()}
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
         self.continue_from(state["seconds"])

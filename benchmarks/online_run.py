@@ -130,6 +130,7 @@ class OnlineRun:
             **{key: getattr(settings, key) for key in ("env", "algo", "preset", "utd", "steps")},
             "seeds": [settings.first_seed + agent for agent in range(settings.seeds)],
             "curve": [{"step": step, "returns": progress.returns(step)} for step in sorted(progress.curve)],
+            "beliefs": [{"step": step, **progress.beliefs_at(step)} for step in sorted(progress.beliefs)],
             "failed_at": progress.failed_at,
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
             "fits": progress.fits,
@@ -167,6 +168,8 @@ class OnlineRun:
                 with progress.clock("evaluate"):
                     weights = agents.learner.policy_weights()
                     evaluator.submit(progress.step, weights)
+                    if progress.step > settings.random_steps:  # before, they think nothing yet
+                        progress.beliefs[progress.step] = agents.beliefs()
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()

@@ -36,6 +36,13 @@ def test_returns_end_where_a_seed_failed():
     assert progress.returns(11) == [None, None, None, 4.0]
 
 
+def test_beliefs_end_there_too():
+    progress = Progress(3)
+    progress.failed_at = [None, 9, None]
+    progress.beliefs = {10: {"value": [1.2345678, 2.0, math.nan], "reward": [0.0, 1.0, 2.0]}}
+    assert progress.beliefs_at(10) == {"value": [1.23457, None, None], "reward": [0.0, None, 2.0]}
+
+
 def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(stretches.time, "monotonic", lambda: now[0])
@@ -71,8 +78,10 @@ def test_state_comes_back_through_json():
     progress.advance(np.array([0, 1]), np.array([True, False]))
     progress.last_refit, progress.fits = 1, [{"step": 1}]
     progress.curve = {1: [1.0, math.nan]}
+    progress.beliefs = {1: {"value": [2.0, 3.0]}}
     fresh = Progress(2)
     fresh.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert (fresh.step, fresh.last_refit, fresh.fits, fresh.failed_at) == (1, 1, [{"step": 1}], [0, None])
     assert (fresh.lengths.tolist(), fresh.episodes.tolist()) == ([1, 0], [0, 1])
     assert repr(fresh.curve) == repr(progress.curve)
+    assert fresh.beliefs == progress.beliefs

@@ -127,6 +127,15 @@ class TestRun:
         assert int(run.agents.learner.environment_steps) == STEPS - 70
         assert not (tmp_path / "c").exists()
 
+    def test_says_what_agents_think_once_they_learn(self, tmp_path):
+        run = run_through(tmp_path / "c", settings())
+        beliefs = run.result()["beliefs"]
+        assert [each["step"] for each in beliefs] == [step for step in EVALUATIONS if step > 70]
+        latest = run.agents.replay.real[:, :STEPS, run.agents.spec.rewards.start]
+        spread = latest.std(1) / math.sqrt(run.agents.learner.settings.batch_size)
+        assert (abs(torch.tensor(beliefs[-1]["reward"]) - latest.mean(1)) < 4 * spread).all()
+        assert all(0 < temperature < 1 for each in beliefs for temperature in each["temperature"])
+
     def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
         files = {step: load_policies(tmp_path / "kept" / f"{step}.safetensors") for step in EVALUATIONS}
