@@ -40,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "real-25": {"real_ratio": 0.25},
     "real-75": {"real_ratio": 0.75},
     "rows-25k": {"schedule": {"rows": 25_000}},
+    "rows-1m": {"schedule": {"rows": 1_000_000}},
     "width-1024": {"generator": {"width": 1024}},
     "generous": {"generator": {"width": 1024}, "schedule": {"rows": 250_000}},
     "width-256": {"generator": {"width": 256}},
@@ -51,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "generator": {"predict_linearly": True, "refresh_steps": 600},
         "schedule": {"every": 1_000, "growth": 0.03, "rows": 50_000},
     },
+    "predicted-rows-1m": {"generator": {"predict_linearly": True}, "schedule": {"rows": 1_000_000}},
     "predicted-real-75": {"generator": {"predict_linearly": True}, "real_ratio": 0.75},
     "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
@@ -125,7 +127,8 @@ def run_variants(folder: Path, args: argparse.Namespace) -> None:
         if left is not None and left <= 0:
             return
         print(f"{args.env}, {name}", flush=True)
-        if not run_to_file(path, settings, args.device, time_limit=left, workers=args.workers).finished:
+        limits = {"time_limit": left, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
+        if not run_to_file(path, settings, args.device, **limits).finished:
             return
         gc.collect()  # the captured graphs of the last run hold its memory
 
@@ -146,6 +149,7 @@ def parse() -> argparse.Namespace:
         type=duration,
         help="seconds after which to save and stop; a refit is not interrupted: with preset paper leave some minutes",
     )
+    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
