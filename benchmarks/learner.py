@@ -134,7 +134,7 @@ class StackedSAC(CapturedLearner):
         """What the agents think of a batch of transitions ``(M, B, dim)``, and what they were given; each ``(M,)``.
 
         On average over the states that a policy visits, a right value is near ``(reward + temperature * entropy) /
-        (1 - gamma)`` if episodes do not terminate. `B` is the batch size, for which everything is compiled.
+        (1 - gamma)`` if episodes do not terminate. `B` is the batch size; for others more would have to be compiled.
         """
         spec, critics = self.replay.spec, self.settings.critics
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]

@@ -84,6 +84,6 @@ class Progress(Stopwatch):
         self.step, self.last_refit = state["step"], state["last_refit"]
         self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        self.beliefs = {int(step): beliefs for step, beliefs in state["beliefs"].items()}
+        self.beliefs = {int(step): beliefs for step, beliefs in state.get("beliefs", {}).items()}
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
         self.continue_from(state["seconds"])

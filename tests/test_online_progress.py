@@ -85,3 +85,11 @@ def test_state_comes_back_through_json():
     assert (fresh.lengths.tolist(), fresh.episodes.tolist()) == ([1, 0], [0, 1])
     assert repr(fresh.curve) == repr(progress.curve)
     assert fresh.beliefs == progress.beliefs
+
+
+def test_a_checkpoint_from_before_beliefs_were_noted_goes_on():
+    state = Progress(1).state_dict()
+    del state["beliefs"]
+    fresh = Progress(1)
+    fresh.load_state_dict(state)
+    assert fresh.beliefs == {}
