@@ -100,9 +100,9 @@ class Settings:
         return replace(chosen, start=max(chosen.every, self.random_steps, DiffusionGenerator.min_rows))
 
     def generator_config(self) -> GeneratorConfig:
-        """The preset's, with the paper's choice for rewards where the preset is the paper's."""
-        published = {"normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
-        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**published, **self.generator})
+        """The preset's; where it is the paper's, with what the published code has for online runs."""
+        online = {"embedding": 256, "normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
+        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**online, **self.generator})
         return config
 
     def evaluation_steps(self) -> set[int]:
