@@ -41,6 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "real-75": {"real_ratio": 0.75},
     "rows-25k": {"schedule": {"rows": 25_000}},
     "rows-1m": {"schedule": {"rows": 1_000_000}},
+    "many-rows": {  # at about the cost of the base
+        "generator": {"refresh_steps": 1_000, "sampling_steps": 12},
+        "schedule": {"rows": 400_000},
+    },
     "width-1024": {"generator": {"width": 1024}},
     "generous": {"generator": {"width": 1024}, "schedule": {"rows": 250_000}},
     "width-256": {"generator": {"width": 256}},
