@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from typing import Any
 
 PRESETS = ("paper", "fast", "tiny")  # of the generator
+REFIT = "a refit is not interrupted: with preset paper leave some minutes"  # what a stop of an online run waits for
 
 
 def duration(text: str) -> float:
@@ -13,6 +15,15 @@ def duration(text: str) -> float:
     if not float(text) >= 0:  # which NaN is not, either
         raise ValueError
     return float(text)
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "") -> None:
+    """How long a run goes on, how often it is saved and what it runs on; `uninterrupted` is what a stop waits for."""
+    waits = f"; {uninterrupted}" if uninterrupted else ""
+    parser.add_argument("--time-limit", type=duration, help=f"seconds after which to save and stop{waits}")
+    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
+    parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
+    parser.add_argument("--device", default="auto")
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, duration, setting
+from command_line import PRESETS, add_run_options, setting
 from dataset_files import regenerated_folder
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
@@ -67,10 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
-    parser.add_argument("--time-limit", type=duration, help="seconds after which to save and stop")
-    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
-    parser.add_argument("--workers", type=int, help="cores for evaluations (all)")
-    parser.add_argument("--device", default="auto")
+    add_run_options(parser)
     parser.add_argument("--folder", type=Path, help="where to look for data sets first")
     parser.add_argument(
         "--upsampled",

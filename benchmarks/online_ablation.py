@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, duration
+from command_line import PRESETS, REFIT, add_run_options
 from online_run import run_to_file
 from online_settings import Settings
 from reporting import markdown_table, mean_and_spread
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "real-75": {"real_ratio": 0.75},
     "rows-25k": {"schedule": {"rows": 25_000}},
     "rows-1m": {"schedule": {"rows": 1_000_000}},
-    "many-rows": {  # at about the cost of the base
+    "many-rows": {  # for which less training and sampling is to pay
         "generator": {"refresh_steps": 1_000, "sampling_steps": 12},
         "schedule": {"rows": 400_000},
     },
@@ -56,7 +56,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "generator": {"predict_linearly": True, "refresh_steps": 600},
         "schedule": {"every": 1_000, "growth": 0.03, "rows": 50_000},
     },
-    "predicted-rows-1m": {"generator": {"predict_linearly": True}, "schedule": {"rows": 1_000_000}},
     "predicted-real-75": {"generator": {"predict_linearly": True}, "real_ratio": 0.75},
     "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
@@ -148,14 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--utd", type=int, default=20)
     parser.add_argument("--random-steps", type=int, default=5_000)
     parser.add_argument("--episodes", type=int, default=10)
-    parser.add_argument(
-        "--time-limit",
-        type=duration,
-        help="seconds after which to save and stop; a refit is not interrupted: with preset paper leave some minutes",
-    )
-    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
-    parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
-    parser.add_argument("--device", default="auto")
+    add_run_options(parser, uninterrupted=REFIT)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     names = ("env", "preset", "seeds", "steps", "utd", "random_steps", "episodes")

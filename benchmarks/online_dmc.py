@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, duration, setting
+from command_line import PRESETS, REFIT, add_run_options, setting
 from online_run import run_to_file
 from online_settings import ALGORITHMS, Settings
 from stretches import is_done
@@ -53,15 +53,8 @@ def parse() -> argparse.Namespace:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
     parser.add_argument("--tag", help="goes into the file name, for runs that differ from the preset")
-    parser.add_argument(
-        "--time-limit",
-        type=duration,
-        help="seconds after which to save and stop; a refit is not interrupted: with preset paper leave some minutes",
-    )
-    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
-    parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
+    add_run_options(parser, uninterrupted=REFIT)
     parser.add_argument("--keep-policies", type=Path, help="folder for the policies of each evaluation (none are kept)")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     try:

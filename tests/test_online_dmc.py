@@ -227,8 +227,13 @@ class TestRunning:
         with pytest.warns(UserWarning, match=expected), pytest.raises(Ran):
             online_dmc.main()
 
-    def test_limits_are_passed_on(self, call, monkeypatch):
+    @pytest.mark.parametrize(
+        ("module", "chosen"),
+        [(online_dmc, ("--algo", "sac")), (online_ablation, ("--variants", "base", "--seeds", "1"))],
+    )
+    def test_limits_are_passed_on(self, call, monkeypatch, module, chosen):
         seen = {}
+        monkeypatch.setattr(online_ablation, "time", SimpleNamespace(monotonic=lambda: 0.0))  # all of it is left
 
         def run(self, checkpoint, **limits):
             seen.update(limits)
@@ -236,7 +241,7 @@ class TestRunning:
 
         monkeypatch.setattr(online_run.OnlineRun, "run", run)
         limits = ("--time-limit", "7", "--checkpoint-every", "0", "--workers", "3")
-        assert call("--env", "Pendulum-v1", "--algo", "sac", *SMALL, *limits)[0] == 0
+        assert call("--env", "Pendulum-v1", *chosen, *SMALL, *limits, module=module)[0] == 0
         assert seen == {"time_limit": 7.0, "checkpoint_every": 0.0, "workers": 3}
 
 

@@ -62,8 +62,13 @@ def test_only_the_papers_preset_leaves_rewards_as_they_are_and_only_for_dmc(pres
     config = made.generator_config()
     assert config.normalise_rewards == (preset != "paper" or env == "Pendulum-v1")
     assert made.to_json()["generator"]["normalise_rewards"] == config.normalise_rewards  # what a result will say
-    online = {"embedding": 256} if preset == "paper" else {}  # as published for online runs; offline it has 128
-    assert config == getattr(GeneratorConfig, preset)(normalise_rewards=config.normalise_rewards, **online)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_only_the_papers_preset_has_another_network_online_and_nothing_else_changes(preset):
+    config = make(env="Pendulum-v1", algo="synther", preset=preset).generator_config()
+    published = {"embedding": 256} if preset == "paper" else {}  # offline it has 128
+    assert config == getattr(GeneratorConfig, preset)(**published)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
