@@ -42,7 +42,7 @@ class GeneratorConfig:
 
     # -- training
     steps: int = 10_000  # gradient steps of a fit from scratch; rounded up to a multiple of `average_every`
-    refresh_steps: int = 1_500  # gradient steps of a later fit when it starts from the last model
+    refresh_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
     warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
     batch_size: int = 1024
     large_batch_size: int = 1024  # batch size from 800K rows on
@@ -62,7 +62,7 @@ class GeneratorConfig:
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
-    sampling_steps: int = 24
+    sampling_steps: int = 12
     sigma_min: float = 0.005  # smallest noise level
     sigma_max: float = 20.0  # largest noise level
     rho: float = 9.0  # how much denser the small noise levels lie
@@ -120,6 +120,7 @@ class GeneratorConfig:
             batch_size=256,
             large_batch_size=256,
             evaluate_every=250,
+            sampling_steps=24,
             chunk=8_192,
         )
         return replace(small, **changes)

@@ -33,7 +33,7 @@ class RetrainSchedule:
     """
 
     every: int = 2_500
-    rows: int = 100_000
+    rows: int = 400_000
     start: int = 2_500
     growth: float = 0.0
 
