@@ -83,8 +83,8 @@ def test_schedule_cannot_be_changed():
 
 def test_presets():
     assert RetrainSchedule.paper() == RetrainSchedule(every=10_000, rows=1_000_000, start=10_000)
-    assert RetrainSchedule.fast() == RetrainSchedule(every=2_500, rows=100_000, start=2_500, growth=0.125)
-    assert RetrainSchedule() == RetrainSchedule(every=2_500, rows=100_000, start=2_500, growth=0.0)
+    assert RetrainSchedule.fast() == RetrainSchedule(every=2_500, rows=400_000, start=2_500, growth=0.125)
+    assert RetrainSchedule() == RetrainSchedule(every=2_500, rows=400_000, start=2_500, growth=0.0)
     tiny, fast = RetrainSchedule.tiny(), RetrainSchedule.fast()
     assert tiny.every > fast.every
     assert tiny.rows < fast.rows
