@@ -34,30 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "every-5000": {"schedule": {"every": 5_000}},
     "every-10000": {"schedule": {"every": 10_000}},
     "steps-500": {"generator": {"refresh_steps": 500}},
-    "steps-4500": {"generator": {"refresh_steps": 4_500}},
+    "steps-3000": {"generator": {"refresh_steps": 3_000}},
     "sampler-8": {"generator": {"sampling_steps": 8}},
-    "sampler-12": {"generator": {"sampling_steps": 12}},
+    "sampler-24": {"generator": {"sampling_steps": 24}},
     "real-25": {"real_ratio": 0.25},
     "real-75": {"real_ratio": 0.75},
-    "rows-25k": {"schedule": {"rows": 25_000}},
+    "rows-100k": {"schedule": {"rows": 100_000}},
     "rows-1m": {"schedule": {"rows": 1_000_000}},
-    "many-rows": {  # for which less training and sampling is to pay
-        "generator": {"refresh_steps": 1_000, "sampling_steps": 12},
-        "schedule": {"rows": 400_000},
-    },
-    "width-1024": {"generator": {"width": 1024}},
-    "generous": {"generator": {"width": 1024}, "schedule": {"rows": 250_000}},
-    "width-256": {"generator": {"width": 256}},
-    "batch-256": {"generator": {"batch_size": 256}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short
-    "predicted": {"generator": {"predict_linearly": True}},
-    "predicted-steps-4500": {"generator": {"predict_linearly": True, "refresh_steps": 4_500}},
-    "predicted-fresher": {
-        "generator": {"predict_linearly": True, "refresh_steps": 600},
-        "schedule": {"every": 1_000, "growth": 0.03, "rows": 50_000},
-    },
-    "predicted-real-75": {"generator": {"predict_linearly": True}, "real_ratio": 0.75},
-    "raw-rewards": {"generator": {"normalise_rewards": False}},
 }
 SIZES = ("steps", "seeds", "episodes", "first_seed")  # results that differ in these do not compare
 

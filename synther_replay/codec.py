@@ -3,7 +3,7 @@
 Per column of a row:
 
 * continuous and ordinal columns are standardised with statistics of the data (rewards optionally not), see
-  `standardisation`; of the next observation optionally only what a linear prediction leaves, see `prediction`;
+  `standardisation`;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
   them back: a continuous model would otherwise smear the pile over its neighbourhood;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from synther_replay.errors import CheckpointError
-from synther_replay.prediction import LinearPrediction
 from synther_replay.spaces import Leaf
 from synther_replay.standardisation import STATISTICS as STANDARDISATION
 from synther_replay.standardisation import Standardisation
@@ -33,7 +32,6 @@ from synther_replay.transitions import TransitionSpec
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
-_PREDICTION = "prediction_"  # before the names of its statistics
 
 
 class TransitionCodec:
@@ -42,10 +40,9 @@ class TransitionCodec:
     Args:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
-        predict_linearly: Whether codes of the next observation are what a linear prediction leaves.
     """
 
-    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True, predict_linearly: bool = False) -> None:
+    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True) -> None:
         """Lay out the codes; `fit` finds the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
@@ -75,7 +72,6 @@ class TransitionCodec:
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         self.statistics: dict[str, Tensor] = {}
-        self._prediction = self._new_prediction() if predict_linearly else None
 
     def fit(self, rows: Tensor) -> None:
         """Find the statistics of rows ``(M, n, dim)``; all of them must be finite."""
@@ -100,18 +96,12 @@ class TransitionCodec:
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
         self.statistics = s
-        if self._prediction is not None:
-            self._prediction.fit(self._encode_columns(rows))
         codes = self.encode(rows)
         least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
         s["constant"] = torch.where(least == most, least, torch.nan)
 
     def encode(self, rows: Tensor) -> Tensor:
         """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
-        codes = self._encode_columns(rows)
-        return codes if self._prediction is None else self._prediction.take_off(codes)
-
-    def _encode_columns(self, rows: Tensor) -> Tensor:
         s = self.statistics
         plain = rows[..., self._plain]
         outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
@@ -126,8 +116,6 @@ class TransitionCodec:
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
         finite = torch.isfinite(codes).all(-1)
-        if self._prediction is not None:
-            codes = self._prediction.put_back(codes)
         plain_end, digits_end = len(self._plain), self.code_dim - 1
         rows = codes.new_empty((*codes.shape[:-1], self.spec.dim))
         plain = Standardisation.from_statistics(s).to_values(codes[..., :plain_end])
@@ -145,51 +133,23 @@ class TransitionCodec:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the statistics."""
-        return {name: tensor.clone() for name, tensor in self._all_statistics().items()}
+        return {name: tensor.clone() for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take over the statistics of `state_dict`; others are refused and change nothing."""
-        shapes = self._shapes()
+        if state and set(state) != set(_STATISTICS):
+            raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
         for name, tensor in state.items():
-            if name not in shapes or tensor.ndim != 3 or tensor.shape[1:] != shapes[name]:
+            width = self.code_dim if name == "constant" else len(self._plain)
+            if tensor.ndim != 3 or tensor.shape[1:] != (1, width):
                 raise CheckpointError(f"state: {name} of shape {tuple(tensor.shape)} is no statistic of this codec")
-        if state and set(state) != set(shapes):
-            raise CheckpointError(f"state: expected the statistics {tuple(shapes)}, got {tuple(state)}")
-        state = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
-        self.statistics = {name: tensor for name, tensor in state.items() if name in _STATISTICS}
-        if self._prediction is not None:
-            self._prediction.statistics = {
-                name.removeprefix(_PREDICTION): tensor for name, tensor in state.items() if name not in _STATISTICS
-            }
+        self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
         self._move_to(device)
-
-    def _all_statistics(self) -> dict[str, Tensor]:
-        predictive = {} if self._prediction is None else self._prediction.statistics
-        return {**self.statistics, **{_PREDICTION + name: tensor for name, tensor in predictive.items()}}
-
-    def _shapes(self) -> dict[str, tuple[int, int]]:
-        """Of each statistic of a model."""
-        widths = {name: self.code_dim if name == "constant" else len(self._plain) for name in _STATISTICS}
-        predictive = {} if self._prediction is None else self._prediction.shapes
-        return {
-            **{name: (1, width) for name, width in widths.items()},
-            **{_PREDICTION + name: shape for name, shape in predictive.items()},
-        }
-
-    def _new_prediction(self) -> LinearPrediction | None:
-        """Of the plain codes of the next observation, from all codes of observation and action; None without any."""
-        known = self.spec.actions.stop  # columns of a row before the reward
-        digits = len(self._plain) + (self._category_columns[self._digit_owner] < known).nonzero()[:, 0]
-        inputs = torch.cat(((self._plain < known).nonzero()[:, 0], digits))
-        targets = (self._plain >= self.spec.next_observations.start).nonzero()[:, 0]
-        return LinearPrediction(inputs, targets) if len(targets) else None
 
     def _move_to(self, device: torch.device) -> None:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
-        if self._prediction is not None:
-            self._prediction.move_to(device)
 
 
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:

@@ -348,10 +348,7 @@ class DiffusionGenerator:
             wanting[m, places[: len(usable)]] = False
 
     def _new_codec(self) -> TransitionCodec:
-        config = self.config
-        return TransitionCodec(
-            self.spec, normalise_rewards=config.normalise_rewards, predict_linearly=config.predict_linearly
-        )
+        return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
 
     @torch.inference_mode(mode=False)
     def _build_models(self) -> None:

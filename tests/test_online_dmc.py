@@ -259,13 +259,13 @@ class TestAblation:
         self.write(tmp_path, "real-25", {**early, 10_000: [5.0, 5.0], 20_000: [1.0, 2.0]})
         self.write(tmp_path, "base", {**early, 10_000: [1.0, 3.0], 20_000: [7.0, None]})
         self.write(tmp_path, "a-new-one", {10_000: [9.0, 9.0]}, wall=())
-        self.write(tmp_path, "rows-25k", {10_000: [None, None], 20_000: [None, None]})
+        self.write(tmp_path, "rows-100k", {10_000: [None, None], 20_000: [None, None]})
         assert online_ablation.table(tmp_path).splitlines() == [
             "| variant | 10,000 | 20,000 | fit, s | generate, s | all, s |",
             "|---|---|---|---|---|---|",
             "| base | 2 +- 1 | 7 | 1 | 3 | 100 |",
             "| real-25 | 5 +- 0 | 2 +- 1 | 1 | 3 | 100 |",
-            "| rows-25k | failed | failed | 1 | 3 | 100 |",
+            "| rows-100k | failed | failed | 1 | 3 | 100 |",
             "| a-new-one | 9 +- 0 | - | - | - | 100 |",
         ]
 
@@ -327,7 +327,7 @@ class TestAblation:
         assert message in errors
 
     def test_goes_on_with_the_variant_that_was_not_finished(self, call, tmp_path, monkeypatch):
-        changes = {name: {"schedule": {"every": 50, "rows": rows}} for name, rows in (("base", 64), ("rows-25k", 32))}
+        changes = {name: {"schedule": {"every": 50, "rows": rows}} for name, rows in (("base", 64), ("rows-100k", 32))}
         small = {"width": 32, "depth": 1, "steps": 10, "sampling_steps": 3}
         variants = {name: {**change, "generator": small} for name, change in changes.items()}
         monkeypatch.setattr(online_ablation, "VARIANTS", variants)
@@ -339,8 +339,8 @@ class TestAblation:
         assert [p.name for p in folder.iterdir()] == [".base.checkpoint"]
         status, out, _ = call(*arguments, module=online_ablation)
         assert status == 0
-        assert sorted(p.name for p in folder.iterdir()) == ["base.json", "rows-25k.json"]
-        assert [line.split(" | ")[0] for line in out.splitlines()[-2:]] == ["| base", "| rows-25k"]
+        assert sorted(p.name for p in folder.iterdir()) == ["base.json", "rows-100k.json"]
+        assert [line.split(" | ")[0] for line in out.splitlines()[-2:]] == ["| base", "| rows-100k"]
         monkeypatch.setattr(online_ablation, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
         assert call(*arguments, module=online_ablation)[0] == 0
 
