@@ -289,11 +289,12 @@ def test_iql_learns_as_a_plain_agent(agents, hidden_layers, deterministic):
     learner = iql(agents, hidden_layers=hidden_layers, deterministic=deterministic, target_speed=0.01)
     plain = [PlainIQL(learner, agent) for agent in range(agents)]
     rng = torch.Generator().manual_seed(5)
-    for _ in range(12):
-        rows = learner.rows.draw(agents, BATCH, rng=rng)
+    for count in (1, 5, 6):
+        rows = learner.rows.draw(count, agents, BATCH, rng=rng)
         learner.update(rows)
-        for agent in range(agents):
-            plain[agent].update(rows[agent])
+        for batch in rows:
+            for agent in range(agents):
+                plain[agent].update(batch[agent])
     for agent, one in enumerate(plain):
         assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
         assert_same(learner.value.parameters[agent], learner.value_shape, one.value)

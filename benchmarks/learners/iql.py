@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from stacked import Adam, Layers, MlpShape, backward, forward, fused_padded
+from stacked import Adam, Layers, MlpShape, backward, forward, padded
 from tanh_gaussian import LOG_STD
 from torch import Tensor
 
@@ -30,6 +30,27 @@ class IQLSettings(OfflineSettings):
     beta: float = 3.0  # how much more an action counts for its advantage
     deterministic: bool = False  # a policy without spread, imitating by squared distance
     steps: int = 1_000_000  # over which the policy's learning rate falls to zero by a cosine
+
+
+@fused
+def _of_both(observations: Tensor, following: Tensor, columns: int) -> Tensor:
+    """Inputs of the values, states and then next states, ``(K, M, 2B, columns)``; the first half are the policy's."""
+    return padded(torch.cat((observations, following), -2), columns=columns)
+
+
+@fused
+def _asked_twice(observations: Tensor, actions: Tensor, columns: int) -> Tensor:
+    """Inputs of the critics and the same of their targets, ``(K, 2, M, B, columns)``."""
+    inputs = padded(observations, actions, columns=columns)
+    return torch.stack((inputs, inputs), 1)
+
+
+@fused
+def _annealed(rates: Tensor, done: Tensor, steps: int) -> Tensor:
+    """Adam's rates ``(K, 2)``, the first falling by a cosine that ends after `steps`, of which some are done."""
+    progress = (done + torch.arange(len(rates), device=rates.device)) / steps
+    fall = 0.5 * (1 + torch.cos(math.pi * progress))
+    return torch.stack((rates[:, 0] * fall.to(rates.dtype), rates[:, 1]), 1)
 
 
 @fused
@@ -82,46 +103,45 @@ class StackedIQL(OfflineLearner):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """One update of critics, values and policy.
+        """K updates of critics, values and policy; what does not depend on the networks is made for all at once.
 
         Args:
-            rows: Transitions, ``(M, B, dim)``.
+            rows: Transitions, ``(K, M, B, dim)``.
         """
-        spec, settings = self.rows.spec, self.settings
-        batch = rows.shape[1]
+        spec = self.rows.spec
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        # Of states and next states at once.
-        states = torch.cat((observations, rows[..., spec.next_observations]), 1)
+        states = _of_both(observations, rows[..., spec.next_observations], self.value_shape.padded_inputs)
+        asked = _asked_twice(observations, actions, self.critic_shape.padded_inputs)
+        rates = self.critic.rates(self.updates, len(rows))
+        policy_rates = _annealed(rates, self.updates, self.settings.steps)
+        for k, batch in enumerate(rows):
+            self._update(batch, states[k], asked[k], rates[k], policy_rates[k])
+        self.updates += len(rows)
+
+    def _update(self, rows: Tensor, states: Tensor, asked: Tensor, rates: Tensor, policy_rates: Tensor) -> None:
+        spec, settings, batch = self.rows.spec, self.settings, rows.shape[1]
         value = Layers.of(self.value.parameters, self.value_shape)
-        said, kept = forward(value, fused_padded(states, columns=self.value_shape.padded_inputs))
+        said, kept = forward(value, states)
         now, then = said.squeeze(-1).split(batch, 1)
         bellman = _targets(rows[..., spec.rewards.start], rows[..., spec.terminated.start], then, settings.gamma)
-        asked = fused_padded(observations, actions, columns=self.critic_shape.padded_inputs)
-        rates = self.critic.rates(self.updates, 1)[0]
         # CORL halves the sum of both losses, of which Adam notices nothing but its epsilon.
-        target_q = self.critics.update(asked.expand(2, *asked.shape).contiguous(), bellman, self.all_asked, rates)
+        target_q = self.critics.update(asked, bellman, self.all_asked, rates)
         advantage, d_value = _advantage(target_q, now, settings.expectile)
         gradient = Layers.of(self.value.gradient, self.value_shape)
         backward(value, kept.first_rows(batch), d_value.unsqueeze(-1), gradient)
         self.value.step(rates)
-        self._imitate(observations, actions, advantage, rates)
-        self.updates += 1
+        self._imitate(states[:, :batch], rows[..., spec.actions], advantage, policy_rates)
 
-    def _imitate(self, observations: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
+    def _imitate(self, states: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
         settings = self.settings
-        out, kept = self._policy_forward(observations)
+        out, kept = forward(Layers.of(self.policy.parameters, self.policy_shape), states)
         if settings.deterministic:
             d_out = _into_policy_without_spread(out, actions, advantage, settings.beta)
         else:
             d_out, d_log_std = _into_policy(out, actions, advantage, self.log_std.parameters, settings.beta)
             self.log_std.gradient.copy_(d_log_std)
-        annealed = 0.5 * (1 + torch.cos(math.pi * self.updates / settings.steps))
-        rates = rates * torch.stack((annealed, torch.ones_like(annealed))).to(rates.dtype)
-        self._step_policy(kept, d_out, rates)
-        if not settings.deterministic:
             self.log_std.step(rates)
+        self._step_policy(kept, d_out, rates)
 
     def _draw_and_update(self) -> None:
-        updates = self.settings.updates_per_call
-        for rows in self.rows.draw(updates, self.agents, self.settings.batch_size, rng=self.rng):
-            self.update(rows)
+        self.update(self.rows.draw(self.settings.updates_per_call, self.agents, self.settings.batch_size, rng=self.rng))
