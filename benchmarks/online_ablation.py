@@ -41,6 +41,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "real-75": {"real_ratio": 0.75},
     "rows-100k": {"schedule": {"rows": 100_000}},
     "rows-1m": {"schedule": {"rows": 1_000_000}},
+    "raw-rewards": {"generator": {"normalise_rewards": False}},
+    "no-early-stop": {"generator": {"patience": None}},
     "squeezed": {"generator": {"squeeze_rows": True}},  # the same as the base where rows are short
 }
 SIZES = ("steps", "seeds", "episodes", "first_seed")  # results that differ in these do not compare

@@ -52,10 +52,6 @@ class Standardisation:
             mean[..., untouched], scale[..., untouched] = 0.0, 1.0
         return cls(mean, scale, (low - mean) / scale, (high - mean) / scale)
 
-    def times(self, factor: Tensor) -> Standardisation:
-        """The same with codes that many times as large."""
-        return Standardisation(self.mean, self.scale / factor, self.low * factor, self.high * factor)
-
     def to_codes(self, x: Tensor) -> Tensor:
         """Values to codes."""
         z = ((x - self.mean) / self.scale).clamp(-_LARGEST, _LARGEST)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synther_replay.codec import TransitionCodec
+from synther_replay.errors import CheckpointError
 from synther_replay.transitions import Transitions, TransitionSpec
 
 BOX = spaces.Box(-1, 1, (2,))
@@ -175,6 +176,22 @@ def test_codec_continues_from_a_state():
         value.fill_(99)
     for a, b in zip(expected, (other.encode(rows), *other.decode(codes)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_statistics_of_another_codec_are_refused_and_change_nothing():
+    codec = fitted(spec_of(UNBOUNDED), random_rows(spec_of(UNBOUNDED)))
+    before = codec.state_dict()
+    missing = {name: tensor for name, tensor in before.items() if name != "constant"}
+    narrow = {**before, "constant": before["constant"][..., :-1]}
+    for state, message in (
+        (missing, "expected the statistics"),
+        ({**before, "median": before["mean"]}, "expected the statistics"),
+        (narrow, "constant of shape"),
+        ({**before, "mean": before["mean"][0]}, "mean of shape"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            codec.load_state_dict(state, torch.device("cpu"))
+        torch.testing.assert_close(codec.state_dict(), before, rtol=0, atol=0, equal_nan=True)
 
 
 # --- standardised columns ---------------------------------------------------------------------------------------------
