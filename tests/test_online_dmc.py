@@ -152,7 +152,7 @@ class TestSettingsOf:
         args = self.parse(monkeypatch, "--algo", "sac")
         assert args.out == Path("results/online")
         assert "/results/" in (Path(__file__).parents[1] / ".gitignore").read_text().split()
-        assert args.checkpoint_every == 120  # the shortest run in the README takes longer, and would lose a part only
+        assert args.checkpoint_every == 120  # the run of 144 s that the README tells of would lose a part only
 
     @pytest.mark.parametrize(
         ("arguments", "name"),
