@@ -23,6 +23,7 @@ from reporting import markdown_table, mean_and_spread
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
+from matplotlib.patches import Patch
 
 # What agents learnt from, in the order of columns, with the colours of Okabe and Ito.
 VARIANTS = {
@@ -206,21 +207,25 @@ def draw(results: Sequence[Result], share: float | None) -> Any:
     shown = [result for result in results if result.share == share]
     algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
     variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
-    size = (max(4.0, 1.1 * len(datasets) + 2), 2.8 * len(algos))
-    figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, layout="constrained")
+    size = (max(6.0, 1.3 * len(datasets) + 2), 2.6 * len(algos) + 0.4)
+    figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    width = 0.8 / len(variants)
     for panel, algo in zip(panels[:, 0], algos, strict=True):
         for k, variant in enumerate(variants):
             cells = {r.dataset: r.scores for r in shown if (r.algo, r.variant) == (algo, variant)}
-            places = [datasets.index(name) + (k - (len(variants) - 1) / 2) * 0.8 / len(variants) for name in cells]
+            places = [datasets.index(name) + (k - (len(variants) - 1) / 2) * width for name in cells]
             means = [mean_estimate([scores]) for scores in cells.values()]
             errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
-            panel.bar(places, [m.value for m in means], 0.8 / len(variants), color=VARIANTS[variant], label=variant)
+            panel.bar(places, [m.value for m in means], width, color=VARIANTS[variant])
             panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
-        panel.set_xticks(range(len(datasets)), [name.replace("-", "\n", 1) for name in datasets], fontsize=8)
         panel.set_ylabel("D4RL score")
-        panel.set_title(algo)
+        panel.set_title(algo, fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0, 0].legend(frameon=False, fontsize=8, ncols=len(variants))
+    # Places of cells that are missing stay empty.
+    panels[-1, 0].set_xlim(-0.6, len(datasets) - 0.4)
+    panels[-1, 0].set_xticks(range(len(datasets)), [name.replace("-", "\n", 1) for name in datasets], fontsize=8)
+    handles = [Patch(color=VARIANTS[variant], label=variant) for variant in variants]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(variants), fontsize=8, frameon=False)
     return figure
 
 

@@ -11,6 +11,10 @@ pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import plot_offline
 from aggregate import mean_estimate
+from matplotlib.colors import to_rgba
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "offline"
 
 
 def write(folder, dataset, algo, data, scores, *, share=None, augment=None, network=None, changes=None):
@@ -176,3 +180,34 @@ def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         plot_offline.main()
     assert "found none" in capsys.readouterr().err
+
+
+def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
+    write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
+    figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
+    (legend,) = figure.legends
+    shown = {
+        text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
+    }
+    assert shown == {name: to_rgba(plot_offline.VARIANTS[name]) for name in ("real", "synther")}
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]  # the panels share them
+    assert labels == ["hopper\nmedium-regen", "walker2d\nmedium-regen"]
+    for panel in figure.axes:
+        (bar,) = panel.patches  # its neighbours are empty
+        left, right = panel.get_xlim()
+        assert left < bar.get_x() and bar.get_x() + bar.get_width() < right
+
+
+def test_the_published_table_is_that_of_the_published_results():
+    assert (RESULTS / "table.md").read_text() == plot_offline.table(plot_offline.read_results(RESULTS))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_documents_have_the_rows_of_the_published_table(name):
+    published = (RESULTS / "table.md").read_text().replace(" (8 seeds)", "").splitlines()
+    text = (ROOT / name).read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|") and "regen" in line]
+    rows = [line for line in rows if not any(algo in line for algo in ("TD3+BC", "IQL"))]  # against CORL
+    assert rows
+    assert [row for row in rows if row not in published] == []
