@@ -1,21 +1,25 @@
-"""What learners ask of networks most often, as PyTorch operations everywhere and as few kernels on a GPU.
-
-That is an update of the critics of all agents, and what policies put out where no gradient is needed.
-"""
+"""Critics of all agents and their updates, as PyTorch operations everywhere and as few kernels on a GPU."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-from stacked import Adam, Layers, MlpShape, backward, forward, fused_padded, padded
+from networks import Network, TorchNetwork, has_kernels
+from stacked import Adam, Layers, MlpShape, backward, forward, padded
 from torch import Tensor
 
-from synther_replay.acceleration import fused, has_triton
+from synther_replay.acceleration import fused
 
 
 class Critics(Protocol):
-    """What updates the critics."""
+    """What updates the critics.
+
+    Attributes:
+        first: The first critic of each agent, as they are now.
+    """
+
+    first: Network
 
     def update(
         self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
@@ -43,28 +47,10 @@ def make_critics(
 ) -> Critics:
     """Whichever is faster here."""
     if has_kernels(values.device, shape, batch_size):
-        from kernels import TritonCritics
+        from triton_networks import TritonCritics
 
         return TritonCritics(values, adam, shape, critics=critics, batch_size=batch_size, target_speed=target_speed)
     return TorchCritics(values, adam, shape, critics=critics, target_speed=target_speed)
-
-
-def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
-    """What networks ``(M, P)`` put out for some columns of rows ``(M, R, dim)``; no gradient is needed."""
-    if has_kernels(parameters.device, shape, rows.shape[1]):
-        from kernels import policy_outputs
-
-        return policy_outputs(parameters, shape, rows, columns)
-    return forward(Layers.of(parameters, shape), fused_padded(rows[..., columns], columns=shape.padded_inputs))[0]
-
-
-def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
-    """Whether `kernels` can be used; a CPU build of PyTorch has no Triton to import it with."""
-    if device.type != "cuda" or not has_triton():
-        return False
-    from kernels import fits
-
-    return fits(shape, batch_size, device)
 
 
 @fused
@@ -99,6 +85,9 @@ class TorchCritics:
         shape: Of one critic.
         critics: N, per agent.
         target_speed: How far the targets move towards the critics in an update.
+
+    Attributes:
+        first: The first critic of each agent.
     """
 
     def __init__(self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, target_speed: float) -> None:
@@ -109,6 +98,7 @@ class TorchCritics:
         self._both, self._learning, self._gradient = (
             Layers.of(part, shape) for part in (values, values[: self.stack], adam.gradient)
         )
+        self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
 
     def refresh(self) -> None:
         """There is no copy to bring up to date."""

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from captured import CapturedLearner
-from critics import critic_inputs, inputs_of_each, make_critics, outputs_for
+from critics import critic_inputs, inputs_of_each, make_critics
+from networks import outputs_for
 from replay import StackedReplay
 from stacked import Adam, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, initialise
 from tanh_gaussian import LOG_STD, alpha_gradient, bellman, into_policy, squash

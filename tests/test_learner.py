@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from critics import TorchCritics
 from learner import Hyperparameters, StackedSAC
 from replay import StackedReplay
-from stacked import Adam, Layers, MlpShape, forward, initialise, padded
+from stacked import Layers, MlpShape, initialise, padded
 
 from synther_replay import Transitions, TransitionSpec
 
@@ -274,78 +273,6 @@ class TestReplay:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnGpu:
-    def test_targets_follow_when_they_should_and_only_then(self):
-        from kernels import TritonCritics
-
-        shape = MlpShape(23, 1)
-        values = initialise(shape, 8, torch.Generator().manual_seed(0)).cuda()
-        updater = TritonCritics(values, Adam(values[:4], 3e-4), shape, critics=2, batch_size=256, target_speed=0.005)
-        inputs = padded(torch.randn(2, 2, 256, 23, device="cuda"), columns=shape.padded_inputs)
-        bellman, left_out = torch.randn(2, 2, 256, device="cuda"), torch.zeros(2, 2, device="cuda")
-        rates = updater.adam.rates(torch.zeros((), dtype=torch.float64, device="cuda"), 2)
-        before, halves = values.clone(), updater.halves.clone()
-        updater.update(inputs, bellman, left_out, rates[0], follow=False)
-        assert torch.equal(values[4:], before[4:])
-        assert torch.equal(updater.halves[4:], halves[4:])
-        learnt = values[:4].clone()
-        assert not torch.equal(learnt, before[:4])
-        updater.update(inputs, bellman, left_out, rates[1])
-        torch.testing.assert_close(values[4:], before[4:].lerp(values[:4], 0.005))
-
-    @pytest.mark.parametrize(("agents", "critics", "inputs"), [(1, 2, 23), (8, 2, 23), (2, 10, 90), (3, 2, 11)])
-    def test_kernels_compute_what_the_operations_compute(self, agents, critics, inputs):
-        from kernels import TritonCritics
-
-        shape, batch = MlpShape(inputs, 1), 256
-        rng = torch.Generator("cuda").manual_seed(0)
-
-        def normal(*size):
-            return torch.randn(size, generator=rng, device="cuda")
-
-        start = initialise(shape, 2 * agents * critics, torch.Generator().manual_seed(0)).cuda()
-        Layers.of(start, shape)["b2"].normal_(generator=rng)
-        found = []
-        problems = [
-            (
-                padded(normal(2, agents, batch, inputs), columns=shape.padded_inputs),
-                normal(2, agents, batch),
-                torch.where(normal(agents, critics).argsort(-1).argsort(-1) < 2, 0.0, torch.inf),
-            )
-            for _ in range(5)
-        ]
-        for kernels in (False, True):
-            values = start.clone()
-            adam = Adam(values[: agents * critics], 3e-4)
-            options = {"critics": critics, "target_speed": 0.005}
-            if kernels:
-                updater = TritonCritics(values, adam, shape, batch_size=batch, **options)
-            else:
-                updater = TorchCritics(values, adam, shape, **options)
-            rates = adam.rates(torch.zeros((), dtype=torch.float64, device="cuda"), len(problems))
-            for problem, rate in zip(problems, rates, strict=True):
-                updater.update(*problem, rate)
-            found.append((values, adam.mean, adam.square))
-        # Products of halves: moments agree to three digits. Adam divides small gradients by their own size, so
-        # parameters are compared by their distance as a whole.
-        (values, mean, square), (our_values, our_mean, our_square) = found
-        assert torch.linalg.norm(mean - our_mean) < 3e-3 * torch.linalg.norm(mean)
-        assert torch.linalg.norm(square - our_square) < 3e-3 * torch.linalg.norm(square)
-        assert torch.linalg.norm(values - our_values) < 0.05 * torch.linalg.norm(values - start)
-
-    @pytest.mark.parametrize(("agents", "inputs", "outputs"), [(1, 17, 12), (8, 11, 6), (2, 78, 24)])
-    def test_next_actions_of_the_kernel_are_those_of_the_operations(self, agents, inputs, outputs):
-        from kernels import policy_outputs
-
-        shape, rng = MlpShape(inputs, outputs), torch.Generator("cuda").manual_seed(0)
-        policy = initialise(shape, agents, torch.Generator().manual_seed(0)).cuda()
-        layers = Layers.of(policy, shape)
-        for biases in (layers["b2"], layers["b3"], layers["w1"][:, inputs]):
-            biases.normal_(generator=rng)
-        rows = torch.randn(agents, 640, inputs + 9, generator=rng, device="cuda")
-        found = policy_outputs(policy, shape, rows, slice(5, 5 + inputs))
-        expected, _ = forward(layers, padded(rows[..., 5 : 5 + inputs], columns=shape.padded_inputs))
-        assert torch.linalg.norm(found - expected) < 2e-3 * torch.linalg.norm(expected)
-
     def test_a_captured_block_is_the_block_itself(self):
         device = torch.device("cuda", 0)
         learners = []

@@ -14,6 +14,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import critics
+import networks
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
 from learners.edac import EDACSettings, StackedEDAC
@@ -268,12 +269,12 @@ def test_td3bc_learns_as_a_plain_agent(agents, hidden_layers):
     learner = td3bc(agents, hidden_layers=hidden_layers)
     plain = [PlainTD3BC(learner, agent) for agent in range(agents)]
     rng = torch.Generator().manual_seed(5)
-    for _ in range(6):
-        rows = learner.rows.draw(agents, 2, BATCH, rng=rng)
-        noise = 2 * torch.randn(agents, 2, BATCH, ACTIONS, generator=rng)
+    for rounds in (1, 3, 2):
+        rows = learner.rows.draw(rounds, agents, 2, BATCH, rng=rng)
+        noise = 2 * torch.randn(rounds, agents, 2, BATCH, ACTIONS, generator=rng)
         learner.update(rows, noise)
-        for agent in range(agents):
-            plain[agent].update(rows[agent], noise[agent])
+        for k, agent in itertools.product(range(rounds), range(agents)):
+            plain[agent].update(rows[k, agent], noise[k, agent])
     for agent, one in enumerate(plain):
         assert_same(learner.policy.parameters[agent], learner.policy_shape, one.policy)
         assert_same(learner.target_policy[agent], learner.policy_shape, one.target_policy)
@@ -432,7 +433,7 @@ class TestEachLearner:
             learner.learn()
         raw = transitions(4).observations.double()
         scaled = (raw - learner.rows.mean) / learner.rows.std
-        out, _ = learner._policy_forward(scaled.expand(AGENTS, -1, -1))
+        out = learner._policy_outputs(scaled.expand(AGENTS, -1, -1))
         actions = out[..., :ACTIONS].tanh()
         for policy, expected in zip(policies_of(learner.policy_weights()), actions, strict=True):
             found = np.stack([policy.mean_action(row) for row in raw.numpy()])
@@ -601,7 +602,8 @@ class TestOnGpu:
     @pytest.mark.parametrize("algo", ["td3bc", "iql"])
     def test_kernels_learn_as_operations_do(self, algo, monkeypatch):
         with_kernels, _ = self.learned(algo, calls=1)
-        monkeypatch.setattr(critics, "has_kernels", lambda *_: False)
+        for module in (critics, networks):
+            monkeypatch.setattr(module, "has_kernels", lambda *_: False)
         without, _ = self.learned(algo, calls=1)
         for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
             # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.

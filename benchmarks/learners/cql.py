@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from critics import outputs_for
+from networks import outputs_for
 from stacked import Adam, Kept, Layers, MlpShape, backward, forward, fused_padded
 from tanh_gaussian import LOG_STD, alpha_gradient, squash
 from torch import Tensor
@@ -84,7 +84,7 @@ class StackedCQL(OfflineLearner):
         spec, settings = self.rows.spec, self.settings
         observations = rows[..., spec.observations]
         alpha = self.log_alpha.parameters.exp()
-        out, kept = self._policy_forward(observations)
+        out = self._policy_outputs(observations)
         next_out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         wanted = self._wanted(rows, squash(next_out, noise[:, 1], LOG_STD)[0])
         d_q, kept_values = self._critic_gradient(rows, wanted, out, next_out, noise[:, 2:], chance)
@@ -96,7 +96,7 @@ class StackedCQL(OfflineLearner):
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         # The policy by the critics of before, which have their gradient but did not take their step yet.
         rates = self.policy.rates(self.updates, 1)[0]
-        self._update_policy(observations, (out, kept), noise[:, 0], alpha, rates, LOG_STD)
+        self._update_policy(observations, out, noise[:, 0], alpha, rates, LOG_STD)
         self.log_alpha.step(rates)
         target = self.values[self.stack :]
         self.critic.step_and_follow(self.critic.rates(self.updates, 1)[0], target, settings.target_speed)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from critics import inputs_of_each, outputs_for
+from critics import inputs_of_each
+from networks import outputs_for
 from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, slopes
 from tanh_gaussian import Bounds, alpha_gradient, bellman, squash
 from torch import Tensor
@@ -84,12 +85,12 @@ class StackedEDAC(OfflineLearner):
         """
         observations = rows[..., self.rows.spec.observations]
         rates = self.critic.rates(self.updates, 1)[0]
-        out, kept = self._policy_forward(observations)
+        out = self._policy_outputs(observations)
         _, log_prob = squash(out, noise[:, 0], _LOG_STD)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
         alpha = self.log_alpha.parameters.exp()
-        self._update_policy(observations, (out, kept), noise[:, 1], alpha, rates, _LOG_STD)
+        self._update_policy(observations, out, noise[:, 1], alpha, rates, _LOG_STD)
         self._update_critics(rows, noise[:, 2], alpha, rates)
         self.updates += 1
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from stacked import Adam, Layers, MlpShape, backward, forward, padded
+from networks import make_network
+from stacked import Adam, MlpShape, padded
 from tanh_gaussian import LOG_STD
 from torch import Tensor
 
@@ -98,6 +99,9 @@ class StackedIQL(OfflineLearner):
         rate = self.settings.learning_rate
         self.value_shape = MlpShape(rows.spec.observation_dim, 1, self.settings.hidden, self.settings.hidden_layers)
         self.value = Adam(self._drawn(self.value_shape, agents), rate)
+        self.state_values = make_network(
+            self.value.parameters, self.value, self.value_shape, batch_size=self.settings.batch_size
+        )
         self.log_std = Adam(torch.zeros(agents, rows.spec.action_dim, device=self.device), rate)
         self.parts |= {"value": self.value, "log_std": self.log_std}
 
@@ -120,28 +124,28 @@ class StackedIQL(OfflineLearner):
 
     def _update(self, rows: Tensor, states: Tensor, asked: Tensor, rates: Tensor, policy_rates: Tensor) -> None:
         spec, settings, batch = self.rows.spec, self.settings, rows.shape[1]
-        value = Layers.of(self.value.parameters, self.value_shape)
-        said, kept = forward(value, states)
-        now, then = said.squeeze(-1).split(batch, 1)
+        now, then = self.state_values.forward(states).squeeze(-1).split(batch, 1)
         bellman = _targets(rows[..., spec.rewards.start], rows[..., spec.terminated.start], then, settings.gamma)
         # CORL halves the sum of both losses, of which Adam notices nothing but its epsilon.
         target_q = self.critics.update(asked, bellman, self.all_asked, rates)
         advantage, d_value = _advantage(target_q, now, settings.expectile)
-        gradient = Layers.of(self.value.gradient, self.value_shape)
-        backward(value, kept.first_rows(batch), d_value.unsqueeze(-1), gradient)
-        self.value.step(rates)
+        self.state_values.learn(d_value.unsqueeze(-1), rates)
         self._imitate(states[:, :batch], rows[..., spec.actions], advantage, policy_rates)
 
     def _imitate(self, states: Tensor, actions: Tensor, advantage: Tensor, rates: Tensor) -> None:
         settings = self.settings
-        out, kept = forward(Layers.of(self.policy.parameters, self.policy_shape), states)
+        out = self.policies.forward(states)
         if settings.deterministic:
             d_out = _into_policy_without_spread(out, actions, advantage, settings.beta)
         else:
             d_out, d_log_std = _into_policy(out, actions, advantage, self.log_std.parameters, settings.beta)
             self.log_std.gradient.copy_(d_log_std)
             self.log_std.step(rates)
-        self._step_policy(kept, d_out, rates)
+        self.policies.learn(d_out, rates)
+
+    def _follow_load(self) -> None:
+        super()._follow_load()
+        self.state_values.refresh()
 
     def _draw_and_update(self) -> None:
         self.update(self.rows.draw(self.settings.updates_per_call, self.agents, self.settings.batch_size, rng=self.rng))

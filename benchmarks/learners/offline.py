@@ -8,17 +8,8 @@ from dataclasses import dataclass
 import torch
 from captured import CapturedLearner
 from critics import inputs_of_each, make_critics
-from stacked import (
-    Adam,
-    Kept,
-    Layers,
-    MlpShape,
-    backward,
-    backward_to_inputs,
-    forward,
-    fused_padded,
-    initialise_as_torch,
-)
+from networks import make_network
+from stacked import Adam, Layers, MlpShape, backward_to_inputs, forward, fused_padded, initialise_as_torch
 from tanh_gaussian import Bounds, into_policy, squash
 from torch import Tensor
 
@@ -58,11 +49,13 @@ class OfflineLearner(CapturedLearner):
         seed: The same seed and the same calls give the same agents on the same device.
         critics: N, per agent.
         has_spread: Whether the policy puts out a standard deviation beside each mean.
+        has_target_policy: Whether there is a policy that follows the policy.
 
     Attributes:
         updates: Critic updates so far, a number on the device.
         parts: What Adam changes, by name.
         values: Parameters of all critics, then of their targets.
+        target_policy: Parameters of the policies that follow; without them, none.
     """
 
     def __init__(
@@ -74,6 +67,7 @@ class OfflineLearner(CapturedLearner):
         seed: int,
         critics: int = 2,
         has_spread: bool = False,
+        has_target_policy: bool = False,
     ) -> None:
         """Draw the initial critics and policies."""
         super().__init__(rows.device, seed)
@@ -94,7 +88,15 @@ class OfflineLearner(CapturedLearner):
             batch_size=settings.batch_size,
             target_speed=settings.target_speed,
         )
-        self.policy = Adam(self._drawn(self.policy_shape, agents), settings.learning_rate)
+        policies = self._drawn(self.policy_shape, agents).repeat(1 + has_target_policy, 1)
+        self.policy, self.target_policy = Adam(policies[:agents], settings.learning_rate), policies[agents:]
+        self.policies = make_network(
+            policies,
+            self.policy,
+            self.policy_shape,
+            batch_size=settings.batch_size,
+            target_speed=settings.target_speed,
+        )
         self.parts = {"critic": self.critic, "policy": self.policy}
         self.updates = torch.zeros((), dtype=torch.float64, device=self.device)
         self.all_asked = torch.zeros(agents, critics, device=self.device)  # no target is left out
@@ -122,22 +124,21 @@ class OfflineLearner(CapturedLearner):
     def _drawn(self, shape: MlpShape, count: int) -> Tensor:
         return initialise_as_torch(shape, count, self._draws).to(self.device)
 
-    def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Kept]:
-        """What the policies put out before tanh, and what the way back needs."""
-        inputs = fused_padded(observations, columns=self.policy_shape.padded_inputs)
-        return forward(Layers.of(self.policy.parameters, self.policy_shape), inputs)
+    def _policy_outputs(self, observations: Tensor) -> Tensor:
+        """What the policies put out before tanh; they can then learn by its gradient."""
+        return self.policies.forward(fused_padded(observations, columns=self.policy_shape.padded_inputs))
 
     def _update_policy(
         self,
         observations: Tensor,
-        forwarded: tuple[Tensor, Kept],
+        out: Tensor,
         noise: Tensor,
         alpha: Tensor,
         rates: Tensor,
         bounds: Bounds,
     ) -> None:
         """One step of policies with a spread towards ``min E[alpha log pi - smallest Q]``."""
-        (out, kept), batch = forwarded, observations.shape[1]
+        batch = observations.shape[1]
         critics = len(self.critic.parameters) // self.agents
         actions, _ = squash(out, noise, bounds)
         inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
@@ -147,26 +148,16 @@ class OfflineLearner(CapturedLearner):
         d_inputs = backward_to_inputs(values, kept_values, d_q.view(-1, batch, 1))
         d_actions = d_inputs[..., self.rows.spec.actions].unflatten(0, (self.agents, critics))
         d_out = into_policy(out, noise, actions, d_actions, alpha, batch, bounds)
-        self._step_policy(kept, d_out, rates)
-
-    def _step_policy(self, kept: Kept, d_out: Tensor, rates: Tensor) -> None:
-        """One step of the policies, given the gradient of what they put out."""
-        self._policy_backward(kept, d_out)
-        self.policy.step(rates)
-
-    def _policy_backward(self, kept: Kept, d_out: Tensor) -> None:
-        """Write the gradient of the policies, given that of what they put out."""
-        policy, gradient = (
-            Layers.of(part, self.policy_shape) for part in (self.policy.parameters, self.policy.gradient)
-        )
-        backward(policy, kept, d_out, gradient)
+        self.policies.learn(d_out, rates)
 
     def _tensors(self) -> dict[str, Tensor]:
         moments = {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors().items()}
-        return {**moments, "target": self.values[len(self.values) // 2 :], "updates": self.updates}
+        targets = {"target": self.values[len(self.values) // 2 :], "target_policy": self.target_policy}
+        return {**moments, **{name: t for name, t in targets.items() if len(t)}, "updates": self.updates}
 
     def _follow_load(self) -> None:
         self.critics.refresh()
+        self.policies.refresh()
 
     def _draw_and_update(self) -> None:
         raise NotImplementedError

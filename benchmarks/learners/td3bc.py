@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from critics import critic_inputs, outputs_for
-from stacked import Layers, backward_to_inputs, forward, fused_padded
+from critics import critic_inputs
+from networks import outputs_for
+from stacked import fused_padded, padded
 from torch import Tensor
 
 from learners.offline import OfflineLearner, OfflineSettings
@@ -47,6 +48,13 @@ def _bellman(rewards: Tensor, terminated: Tensor, gamma: float) -> Tensor:
 
 
 @fused
+def _chosen(observations: Tensor, out: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """The policy's actions, and inputs of critics that are asked about them."""
+    actions = out.tanh()
+    return actions, padded(observations, actions, columns=columns)
+
+
+@fused
 def _value_gradient(q: Tensor, alpha: float) -> Tensor:
     """Gradient of ``-alpha * mean(q) / mean|q|``, of which the denominator counts as fixed; ``(M, B, 1)``."""
     return (-alpha / q.shape[1]) / q.abs().mean(1, keepdim=True).expand_as(q)
@@ -65,49 +73,48 @@ class StackedTD3BC(OfflineLearner):
     def __init__(self, rows: SharedRows, agents: int, settings: TD3BCSettings | None = None, *, seed: int = 0) -> None:
         """Draw the initial networks."""
         self.settings = settings or TD3BCSettings()
-        super().__init__(rows, agents, self.settings, seed=seed)
-        self.target_policy = self.policy.parameters.clone()
+        super().__init__(rows, agents, self.settings, seed=seed, has_target_policy=True)
 
     @torch.no_grad()
     def update(self, rows: Tensor, noise: Tensor) -> None:
-        """`policy_delay` critic updates and one of the policy, with all randomness given.
+        """K times `policy_delay` critic updates and one of the policy, with all randomness given.
+
+        What does not depend on the networks is made for all of them at once.
 
         Args:
-            rows: Transitions, ``(M, policy_delay, B, dim)``.
-            noise: Standard normal, of the next actions, ``(M, policy_delay, B, A)``.
+            rows: Transitions, ``(K, M, policy_delay, B, dim)``.
+            noise: Standard normal, of the next actions, ``(K, M, policy_delay, B, A)``.
         """
+        spec, settings, rounds = self.rows.spec, self.settings, len(rows)
+        bellman = _bellman(rows[..., spec.rewards.start], rows[..., spec.terminated.start], settings.gamma)
+        rates = self.critic.rates(self.updates, rounds * settings.policy_delay).unflatten(0, (rounds, -1))
+        last = rows[:, :, -1]
+        states = fused_padded(last[..., spec.observations], columns=self.policy_shape.padded_inputs)
+        policy_rates = self.policy.rates(self.updates / settings.policy_delay, rounds)
+        for k in range(rounds):
+            self._criticise(rows[k], noise[k], bellman[:, k], rates[k])
+            self._improve(last[k], states[k], policy_rates[k])
+        self.updates += rounds * settings.policy_delay
+
+    def _criticise(self, rows: Tensor, noise: Tensor, bellman: Tensor, rates: Tensor) -> None:
         spec, settings = self.rows.spec, self.settings
         _, delay, batch, _ = rows.shape
         out = outputs_for(self.target_policy, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
         next_actions = _smoothed(out.unflatten(1, (delay, batch)), noise, settings.noise, settings.noise_clip)
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, self.critic_shape.padded_inputs)
-        bellman = _bellman(rows[..., spec.rewards.start], rows[..., spec.terminated.start], settings.gamma)
-        rates = self.critic.rates(self.updates, delay)
         for k in range(delay):
             self.critics.update(inputs[k], bellman[:, :, k], self.all_asked, rates[k], follow=k == delay - 1)
-        self._improve(rows[:, -1])
-        self.updates += delay
 
-    def _improve(self, rows: Tensor) -> None:
-        spec, settings = self.rows.spec, self.settings
-        observations = rows[..., spec.observations]
-        out, kept = self._policy_forward(observations)
-        actions = out.tanh()
-        first = Layers.of(self.critic.parameters[::2], self.critic_shape)  # of each agent's two critics
-        q, kept_values = forward(first, fused_padded(observations, actions, columns=self.critic_shape.padded_inputs))
-        d_inputs = backward_to_inputs(first, kept_values, _value_gradient(q, settings.alpha))
-        d_out = _into_policy(actions, rows[..., spec.actions], d_inputs[..., spec.actions])
-        self._policy_backward(kept, d_out)
-        rates = self.policy.rates(self.updates / settings.policy_delay, 1)[0]
-        self.policy.step_and_follow(rates, self.target_policy, settings.target_speed)
+    def _improve(self, rows: Tensor, states: Tensor, rates: Tensor) -> None:
+        spec, judge = self.rows.spec, self.critics.first
+        out = self.policies.forward(states)
+        actions, asked = _chosen(rows[..., spec.observations], out, self.critic_shape.padded_inputs)
+        d_asked = judge.back_to_inputs(_value_gradient(judge.forward(asked), self.settings.alpha))
+        d_out = _into_policy(actions, rows[..., spec.actions], d_asked[..., spec.actions])
+        self.policies.learn(d_out, rates, follow=True)
 
     def _draw_and_update(self) -> None:
         settings, updates = self.settings, self.settings.updates_per_call
         rounds = updates // settings.policy_delay
         rows = self.rows.draw(rounds, self.agents, settings.policy_delay, settings.batch_size, rng=self.rng)
-        noise = self._normal(*rows.shape[:-1], self.rows.spec.action_dim)
-        for round_rows, round_noise in zip(rows, noise, strict=True):
-            self.update(round_rows, round_noise)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**super()._tensors(), "target_policy": self.target_policy}
+        self.update(rows, self._normal(*rows.shape[:-1], self.rows.spec.action_dim))

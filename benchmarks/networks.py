@@ -1,0 +1,131 @@
+"""Networks of all agents side by side, as PyTorch operations everywhere and as few kernels on a GPU.
+
+Policies and values learn by a gradient of what they put out; critics, whose updates are more than that, are in
+`critics`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from stacked import Adam, Kept, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded
+from torch import Tensor
+
+from synther_replay.acceleration import has_triton
+
+
+class Network(Protocol):
+    """S networks."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs ``(S, R, outputs)`` for inputs ``(S, R, columns)``, as `stacked.padded` makes them."""
+
+    def back_to_inputs(self, d_out: Tensor) -> Tensor:
+        """Gradient of the inputs ``(S, B, columns)``, the parameters being fixed.
+
+        Args:
+            d_out: Gradient of the outputs that `forward` gave last for its first rows, ``(S, B, outputs)``.
+        """
+
+
+class LearningNetwork(Network, Protocol):
+    """S networks that learn."""
+
+    def learn(self, d_out: Tensor, rates: Tensor, *, follow: bool = False) -> None:
+        """One step of Adam.
+
+        Args:
+            d_out: Gradient of the outputs that `forward` gave last for its first rows, ``(S, B, outputs)``.
+            rates: Of Adam, ``(2,)``.
+            follow: Whether targets move towards the networks.
+        """
+
+    def refresh(self) -> None:
+        """Follow parameters that were changed from outside."""
+
+
+def make_network(
+    parameters: Tensor, adam: Adam, shape: MlpShape, *, batch_size: int, target_speed: float = 0.0
+) -> LearningNetwork:
+    """Whichever is faster here.
+
+    Args:
+        parameters: Of S networks, ``(S, P)``, or of those and then of as many targets, ``(2S, P)``.
+        adam: Adam of the first S rows.
+        shape: Of one network.
+        batch_size: Rows that it learns from.
+        target_speed: How far targets move towards the networks in a step that they follow.
+    """
+    if has_kernels(parameters.device, shape, batch_size):
+        from triton_networks import LearningTritonNetwork
+
+        return LearningTritonNetwork(parameters, adam, shape, batch_size=batch_size, target_speed=target_speed)
+    return LearningTorchNetwork(parameters, adam, shape, target_speed=target_speed)
+
+
+def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
+    """What networks ``(M, P)`` put out for some columns of rows ``(M, R, dim)``; no gradient is needed."""
+    if has_kernels(parameters.device, shape, rows.shape[1]):
+        from triton_networks import policy_outputs
+
+        return policy_outputs(parameters, shape, rows, columns)
+    return forward(Layers.of(parameters, shape), fused_padded(rows[..., columns], columns=shape.padded_inputs))[0]
+
+
+def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
+    """Whether `triton_networks` can be used; a CPU build of PyTorch has no Triton to import it with."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    from triton_networks import fits
+
+    return fits(shape, batch_size, device)
+
+
+class TorchNetwork:
+    """See `Network`.
+
+    Args:
+        parameters: Of the networks, ``(S, P)``.
+        shape: Of one network.
+    """
+
+    def __init__(self, parameters: Tensor, shape: MlpShape) -> None:
+        """Cut the parameters into layers."""
+        self._layers = Layers.of(parameters, shape)
+        self._kept: Kept | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """See `Network`."""
+        out, self._kept = forward(self._layers, inputs)
+        return out
+
+    def back_to_inputs(self, d_out: Tensor) -> Tensor:
+        """See `Network`."""
+        return backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
+
+    def _kept_of(self, d_out: Tensor) -> Kept:
+        assert self._kept is not None, "there is no way back before forward"
+        return self._kept.first_rows(d_out.shape[1])
+
+
+class LearningTorchNetwork(TorchNetwork):
+    """See `LearningNetwork`, and for the arguments `make_network`."""
+
+    def __init__(self, parameters: Tensor, adam: Adam, shape: MlpShape, *, target_speed: float = 0.0) -> None:
+        """Cut the gradient into layers, too."""
+        super().__init__(adam.parameters, shape)
+        self.adam, self.target_speed = adam, target_speed
+        self.target = parameters[len(adam.parameters) :]
+        self._gradient = Layers.of(adam.gradient, shape)
+
+    def refresh(self) -> None:
+        """There is no copy to bring up to date."""
+
+    def learn(self, d_out: Tensor, rates: Tensor, *, follow: bool = False) -> None:
+        """See `LearningNetwork`."""
+        backward(self._layers, self._kept_of(d_out), d_out, self._gradient)
+        if follow:
+            self.adam.step_and_follow(rates, self.target, self.target_speed)
+        else:
+            self.adam.step(rates)
