@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-# Where policies are judged and data regenerated. D4RL's own versions of these tasks need a simulator that is no longer
-# kept; these are their successors.
+# Where data are regenerated. D4RL's own versions of these tasks need a simulator that is no longer kept; these are
+# their successors.
 LOCOMOTION = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
+
+TASK_COLUMNS = {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6), "maze2d": (4, 2)}
+"""Numbers in an observation and in an action, by the beginning of a data set's name."""
 
 REFERENCE = {
     "halfcheetah": (-280.178953, 12135.0),

@@ -10,6 +10,7 @@ Of a file they are the transitions that D4RL's `qlearning_dataset` gives, of Min
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from d4rl_facts import REFERENCE
+from d4rl_facts import REFERENCE, TASK_COLUMNS
 from dataset_files import ADDRESSES, RECIPES, REGENERATED, file_name, locate, regenerated_folder
 from dataset_format import checked, paired, read, write
 from gymnasium.spaces import Box
@@ -110,6 +111,10 @@ class Dataset:
         fields = (getattr(self, key) for key in _QLEARNING)
         return Transitions.from_arrays(self.spec() if spec is None else spec, *fields)
 
+    def digest(self) -> str:
+        """Of the transitions: other ones have another."""
+        return hashlib.sha256(self.transitions().rows.cpu().numpy().tobytes()).hexdigest()[:16]
+
     def to_qlearning(self) -> dict[str, np.ndarray]:
         """Copies of the arrays as `d4rl.qlearning_dataset` names them, for `ReplayBuffer.load_d4rl_dataset`."""
         return {key: getattr(self, key).copy() for key in _QLEARNING}
@@ -144,7 +149,13 @@ def load(name: str | Path, *, folder: Path | None = None, download: bool = True)
         raise ValueError(f"{path}: is a regenerated set, it has a recipe, but its name does not end in {REGENERATED}")
     if "recipe" not in attributes and name.endswith(REGENERATED):
         raise ValueError(f"{path}: does not say by what recipe it was made, as every regenerated set does")
+    if attributes.get("name", name) != name:
+        raise ValueError(f"{path}: is {attributes['name']}, and not {name}")
     transitions, returns = paired(rows, limit=_by_beginning(_LIMITS, name) or 1_000, where=path)
+    columns = transitions["observations"].shape[1], transitions["actions"].shape[1]
+    if columns != (_by_beginning(TASK_COLUMNS, name) or columns):
+        expected = " + ".join(map(str, _by_beginning(TASK_COLUMNS, name)))
+        raise ValueError(f"{path}: expected observations and actions of {expected} numbers in {name}, got {columns}")
     return Dataset(name, origin, path, **transitions, attributes=attributes, episode_returns=returns)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from reporting import markdown_table
 
 NAMES = {"real": "real rows, fitted to", "held-out": "real rows, held out", "noise": "real rows with noise"}
-_FEW = 20  # rows of an interval of distances, below which their median says little
+FEW = 20  # rows of an interval of distances, below which their median says little
 
 
 def tables(content: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def tables(content: dict[str, Any]) -> str:
         "rows with a velocity at or near its bound, which tell no state. Noise: normal, of deviation 0.1, the same on "
         "both observations.",
         dynamics_table(sources),
-        f"Median squared error of the next observation by distance, where there are {_FEW} rows or more:",
+        f"Median squared error of the next observation by distance, where there are {FEW} rows or more:",
         distance_table(sources),
     ]
     return "\n\n".join(parts)
@@ -87,7 +87,7 @@ def distance_table(sources: dict[str, Any]) -> str:
     """Errors by distance, a column per source."""
     # the rows fitted to are at distance 0 all of them
     by_source = {
-        name: {part["from"]: part for part in found["bins"] if part["rows"] >= _FEW}
+        name: {part["from"]: part for part in found["bins"] if part["rows"] >= FEW}
         for name, found in _dynamics(sources).items()
         if name != "real"
     }

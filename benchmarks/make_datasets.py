@@ -103,6 +103,7 @@ def make(made_by: Recipe, seed: int, path: Path, studio: Studio) -> dict[str, An
         "command": f"python benchmarks/make_datasets.py {made_by.name} --rows {made_by.rows} --seed {seed}",
         "commit": made_with["commit"],
         "versions": made_with["versions"],
+        "name": made_by.name + REGENERATED,
         **identity(made_by, seed),
         "parts": parts,
         "returns": earned(made_by.name, rows),

@@ -199,8 +199,11 @@ def main() -> int:
         whole_number("workers", args.workers)
         for check in [Check(Cell(args.dataset, algo, "real", **sizes), args.corl) for algo in args.algo]:
             path = args.out / args.dataset / f"corl-{check.cell.algo}.json"
-            there = is_done(path, check)
-            print(f"{path} is there already" if there else run_to_file(path, check, source, args.workers)["final"])
+            if is_done(path, check):
+                source.check_same(path, check.cell)
+                print(f"{path} is there already")
+            else:
+                print(run_to_file(path, check, source, args.workers)["final"])
     except (ValueError, OSError, ImportError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
         return 2

@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
         "--upsampled",
         type=Path,
         default=regenerated_folder() / "upsampled",
-        help="where synthetic rows are kept, some 200 bytes each (%(default)s)",
+        help="where synthetic rows are kept, some 200 bytes each, until you remove them (%(default)s)",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
@@ -95,19 +95,8 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    names = (
-        "preset",
-        "rows",
-        "real_ratio",
-        "subsample",
-        "augment",
-        "network",
-        "seeds",
-        "steps",
-        "first_seed",
-        "episodes",
-    )
-    given = {name: getattr(args, name) for name in (*names, "evaluate_every")}
+    names = ("preset", "rows", "real_ratio", "subsample", "augment", "network", "seeds", "steps", "first_seed")
+    given = {name: getattr(args, name) for name in (*names, "episodes", "evaluate_every")}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}
     if data in _TAKEN_BY["set"]:
@@ -126,6 +115,7 @@ def main() -> int:
         left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
         try:
             if is_done(path, cell):
+                source.check_same(path, cell)
                 print(f"{path} is there already")
                 continue
             if runs and left is not None and left <= 0:  # the first comes forward, however little time there is

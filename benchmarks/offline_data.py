@@ -10,8 +10,10 @@ from datasets import Dataset, load
 from learners.augment import AUGMENTATIONS
 from learners.rows import SharedRows
 from offline_settings import Cell
+from stretches import read_result
 from upsampled import Upsampled
 
+DIGEST = "dataset_digest"  # of the whole set, in results
 _EPISODE = 1_000  # steps, by which CORL multiplies normalised rewards
 
 
@@ -35,10 +37,23 @@ class DataSource:
         whole = self._load(cell.dataset)
         return whole if cell.subsample is None else whole.subsample(cell.subsample, cell.first_seed)
 
+    def check_same(self, path: Path, cell: Cell) -> None:
+        """Refuse a finished result of other data than there are now; where there are none, it stands for itself."""
+        try:
+            found, now = read_result(path).get(DIGEST), self._load(cell.dataset).digest()
+        except FileNotFoundError:
+            return
+        if found not in (None, now):  # results were without it once
+            raise ValueError(f"{path} is of another {cell.dataset}; remove it, or choose another --out")
+
     def rows(self, cell: Cell) -> tuple[SharedRows, dict[str, Any]]:
         """What the agents of a cell learn from, and what there is to say of how it was made."""
         dataset = self.dataset(cell)
-        about: dict[str, Any] = {"origin": dataset.origin, "real_rows": len(dataset)}
+        about: dict[str, Any] = {
+            "origin": dataset.origin,
+            "real_rows": len(dataset),
+            DIGEST: self._load(cell.dataset).digest(),
+        }
         if "command" in dataset.attributes:
             about["dataset_command"] = dataset.attributes["command"]
         synthetic = None

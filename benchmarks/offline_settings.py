@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from command_line import PRESETS
-from d4rl_facts import LOCOMOTION
+from d4rl_facts import TASK_COLUMNS
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
@@ -17,7 +17,7 @@ from learners.iql import IQLSettings, StackedIQL
 from learners.offline import OfflineLearner, OfflineSettings
 from learners.rows import SharedRows
 from learners.td3bc import StackedTD3BC, TD3BCSettings
-from maze2d import MAZES
+from simulators import simulator_of
 
 from synther_replay import GeneratorConfig
 from synther_replay.checks import whole_number
@@ -32,15 +32,16 @@ ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
 # The paper's larger networks come with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
-# Where a policy is judged, by the beginning of a data set's name.
-_TASKS = {**LOCOMOTION, **{f"maze2d-{size}": f"maze2d-{size}" for size in MAZES}}
 _NAMES = [
-    name for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES)) if name.startswith(tuple(_TASKS))
+    name
+    for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES))
+    if name.startswith(tuple(TASK_COLUMNS)) and simulator_of(name)
 ]
 # Where CORL has an algorithm depart from its usual settings; "reward_range": rewards are divided by the range of
 # returns and multiplied by 1,000.
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
 _MANY = {"critics": 50}
+# For EDAC on random sets CORL has no settings; it takes the usual ones here.
 _DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
     "iql": {
         "hopper-medium": _SMOOTH,
@@ -107,7 +108,7 @@ class Cell:
             object.__setattr__(self, "episodes", 100 if self.dataset.startswith("maze2d") else 10)
         if self.dataset not in _NAMES:
             near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3))
-            hint = f"near are {near}" if near else f"expected one of {', '.join(_TASKS)}"
+            hint = f"near are {near}" if near else f"expected one of {', '.join(TASK_COLUMNS)}"
             raise ValueError(f"dataset: there is no {self.dataset!r}, {hint}")
         for name, known in (("algo", ALGORITHMS), ("data", DATA)):
             if getattr(self, name) not in known:
@@ -153,8 +154,10 @@ class Cell:
 
     @property
     def task(self) -> str:
-        """Where policies are judged."""
-        return next(task for beginning, task in _TASKS.items() if self.dataset.startswith(beginning))
+        """Where policies are judged: where the data come from, or what is nearest to it today."""
+        task = simulator_of(self.dataset, official=not self.dataset.endswith(REGENERATED))
+        assert task is not None, "names of others are refused"
+        return task
 
     @property
     def scales_rewards(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from fidelity_tables import title
+from fidelity_tables import FEW, title
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -26,7 +26,6 @@ COLOURS = {"real": "#E69F00", "held-out": "#000000", "noise": "#D55E00"}
 _OTHER_COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#F0E442")
 _COLUMNS = 6
 _ROUNDING = 1e-6  # squared errors below this come from float32
-_FEW = 20  # rows of an interval of distances, below which it is left out
 
 
 def draw(content: dict[str, Any], path: Path) -> None:
@@ -76,7 +75,7 @@ def draw_dynamics(content: dict[str, Any], path: Path) -> None:
         2, 1, figsize=(6, 5.5), sharex=True, height_ratios=(3, 1), layout="constrained"
     )
     for name, entry in _judged(content).items():
-        bins = [part for part in entry["dynamics"]["bins"] if part["rows"] >= _FEW]
+        bins = [part for part in entry["dynamics"]["bins"] if part["rows"] >= FEW]
         if name == "real" or not bins:  # those are at distance 0, all of them
             continue
         where = [part["distance"]["median"] for part in bins]

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 import synther_replay
 from synther_replay import CheckpointError, Transitions
-from synther_replay.adapters.corl import ReplayBuffer
+from synther_replay.adapters import corl
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "upsampled rows"
@@ -55,7 +55,7 @@ class Upsampled:
         """Everything that the rows depend on."""
         return {
             "dataset": cell.dataset,
-            "real": _digest(dataset.transitions().rows.cpu().numpy().tobytes()),
+            "real": dataset.digest(),
             "rows": cell.synthetic_rows(len(dataset)),
             "seed": cell.first_seed,
             "generator": json.loads(json.dumps(cell.generator_config().to_json())),
@@ -82,7 +82,7 @@ class Upsampled:
         """Upsample through the adapter that CORL's own files would use."""
         sizes = dataset.observations.shape[1], dataset.actions.shape[1], len(dataset)
         reach = float(max(1.0, np.abs(dataset.actions).max()))
-        buffer = ReplayBuffer(
+        buffer = corl.ReplayBuffer(
             *sizes, self.device, generator=cell.generator_config(), max_action=reach, seed=cell.first_seed
         )
         buffer.load_d4rl_dataset(dataset.to_qlearning())
@@ -115,5 +115,10 @@ def _digest(content: bytes) -> str:
 @cache
 def _code() -> str:
     """Changes with the library: rows of other code are not taken for those of this."""
-    folder = Path(synther_replay.__file__).parent
-    return _digest(b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py"))))
+    return _digest(b"".join(path.read_bytes() for path in _files()))
+
+
+def _files() -> list[Path]:
+    """What makes the rows; the adapters may lie elsewhere than the rest of the library."""
+    folders = {Path(str(module.__file__)).resolve().parent for module in (synther_replay, corl)}
+    return sorted({path for folder in folders for path in folder.rglob("*.py")} | {Path(__file__).resolve()})

@@ -12,6 +12,7 @@ from synther_replay import TransitionSpec
 from synther_replay.adapters.corl import ReplayBuffer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import datasets
 from datasets import Dataset, load, normalised_score, regenerated_folder, write
 
 h5py = pytest.importorskip("h5py")
@@ -25,6 +26,14 @@ def home(tmp_path, monkeypatch):
     for variable in ("D4RL_DATASET_DIR", "SYNTHER_REPLAY_DATASETS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch):
+    """Files of these tests have observations of two numbers and actions of one."""
+    genuine = datasets.TASK_COLUMNS
+    monkeypatch.setattr(datasets, "TASK_COLUMNS", dict.fromkeys(genuine, (2, 1)))
+    return genuine
 
 
 def arrays(n=10, terminals=(2,), timeouts=(6,)):
@@ -91,6 +100,23 @@ def test_a_regenerated_set_without_its_recipe_is_refused(tmp_path):
     official(tmp_path / "hopper-medium-regen.hdf5")
     with pytest.raises(ValueError, match=r"hopper-medium-regen\.hdf5: does not say by what recipe"):
         load("hopper-medium-regen", folder=tmp_path)
+
+
+def test_a_set_under_the_name_of_another_is_refused(tmp_path):
+    write(tmp_path / "hopper-medium-expert-regen.hdf5", arrays(), {**MADE, "name": "hopper-medium-regen"})
+    with pytest.raises(ValueError, match=r"is hopper-medium-regen, and not hopper-medium-expert-regen"):
+        load("hopper-medium-expert-regen", folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["walker2d-medium-v2", "maze2d-umaze-v1"])
+def test_a_set_of_another_task_is_refused(name, tmp_path, columns, monkeypatch):
+    monkeypatch.setattr(datasets, "TASK_COLUMNS", columns)
+    official(tmp_path / datasets.file_name(name))
+    wanted = " \\+ ".join(map(str, columns[name.partition("-")[0]]))
+    with pytest.raises(
+        ValueError, match=rf"expected observations and actions of {wanted} numbers in {name}, got \(2, 1\)"
+    ):
+        load(name, folder=tmp_path)
 
 
 def test_a_set_that_is_not_here(tmp_path):

@@ -16,7 +16,7 @@ from offline_stand_ins import HOPPER, MAZE
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_d4rl
 import offline_run
-from datasets import write
+from datasets import load, write
 from offline_data import DataSource
 from offline_settings import Cell
 
@@ -250,6 +250,18 @@ class TestRunning:
         status, told, _ = call(*self.PAIRS)
         assert (status, told) == (0, "".join(f"{path} is there already\n" for path in paths))
         assert [path.read_bytes() for path in paths] == before
+
+    def test_a_result_of_other_data_is_not_taken_for_this(self, call, out, folder):
+        arguments = ("--dataset", HOPPER, "--algo", "td3bc", *SMALL)
+        call(*arguments)
+        path = out / HOPPER / "td3bc-real.json"
+        content = json.loads(path.read_text())
+        assert content["dataset_digest"] == load(HOPPER, folder=folder).digest()
+        path.write_text(json.dumps({**content, "dataset_digest": "that of another"}))
+        status, _, complaint = call(*arguments)
+        assert status == 2
+        assert f"{path} is of another {HOPPER}; remove it, or choose another --out" in complaint
+        assert json.loads(path.read_text())["dataset_digest"] == "that of another"
 
     def test_a_time_limit_stops_and_the_same_command_goes_on_to_the_end(self, call, out):
         arguments = ("--dataset", HOPPER, "--algo", "td3bc", "--data", "real", "synther", *SMALL, *GENERATOR)

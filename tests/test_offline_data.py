@@ -1,5 +1,6 @@
 """The rows of offline runs: which of them are real, which are generated and when, and what is done to them."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -74,7 +75,9 @@ class TestKinds:
         assert len(rows) == rows.real == len(expected)
         expect_rows(raw(rows), expected)
         assert not fits
-        assert about == {"origin": "regenerated", "real_rows": len(expected), "dataset_command": "python make.py"}
+        digest = load(HOPPER, folder=folder).digest()
+        made = {"dataset_command": "python make.py", "dataset_digest": digest}
+        assert about == {"origin": "regenerated", "real_rows": len(expected), **made}
 
     def test_synther_has_no_real_row(self, source, fits, folder):
         rows, about = source.rows(cell(data="synther"))
@@ -281,3 +284,14 @@ def _after_drawing(*size):
 def test_a_missing_set_says_how_to_make_it(source):
     with pytest.raises(FileNotFoundError, match=r"make_datasets\.py hopper-random` makes hopper-random-regen"):
         source.rows(cell(dataset="hopper-random-regen"))
+
+
+def test_a_result_is_held_against_the_data_that_there_are(source, folder, tmp_path):
+    path = tmp_path / "result.json"
+    for content in ({}, {"dataset_digest": load(HOPPER, folder=folder).digest()}):
+        path.write_text(json.dumps(content))
+        source.check_same(path, cell())
+    path.write_text(json.dumps({"dataset_digest": "0"}))
+    with pytest.raises(ValueError, match=f"is of another {HOPPER}"):
+        source.check_same(path, cell())
+    source.check_same(path, cell(dataset="walker2d-medium-regen"))  # which is not there to be held against

@@ -345,6 +345,9 @@ def test_edac_begins_as_published():
         assert (layers["b2"] == 0.1).all() and (layers["b3"] == 0.1).all()
     assert (critic["w1"][:, OBSERVATIONS + ACTIONS] == 0.1).all()
     assert (policy["w1"][:, OBSERVATIONS] == 0.1).all()
+    # CORL's ensembles are drawn by the units that weights lead to, its policy by those that they come from.
+    for drawn, bound in ((critic["w1"][:, :-1], HIDDEN**-0.5), (policy["w1"][:, :OBSERVATIONS], OBSERVATIONS**-0.5)):
+        assert 0.8 * bound < drawn[:, :OBSERVATIONS].abs().max() <= bound
     assert torch.equal(learner.values[: learner.stack], learner.values[learner.stack :])
 
 

@@ -110,7 +110,8 @@ def test_names_are_those_of_files(changes, name):
 @pytest.mark.parametrize(
     ("dataset", "task"),
     [
-        ("halfcheetah-medium-replay-v2", "HalfCheetah-v5"),
+        ("halfcheetah-medium-replay-v2", "HalfCheetah-v4"),
+        ("walker2d-medium-v1", "Walker2d-v4"),
         ("hopper-medium-expert-regen", "Hopper-v5"),
         ("walker2d-random-regen", "Walker2d-v5"),
         ("maze2d-umaze-v1", "maze2d-umaze"),

@@ -74,6 +74,14 @@ def test_other_rows_are_made_anew_and_kept_beside(sets, kept, fits, changes):
     assert len(fits) == len(list(kept.iterdir())) == 2
 
 
+def test_the_code_is_that_of_library_and_adapter():
+    names = [f"{path.parent.name}/{path.name}" for path in upsampled._files()]
+    assert {"adapters/corl.py", "diffusion/trainer.py", "synther_replay/generator.py", "benchmarks/upsampled.py"} <= {
+        *names
+    }
+    assert len(names) == len(set(names))
+
+
 def test_rows_of_other_real_rows_or_other_code_are_not_taken(sets, kept, fits, monkeypatch):
     found_by_another(kept, sets[HOPPER])
     found_by_another(kept, sets[HOPPER].subsample(0.5, 0))

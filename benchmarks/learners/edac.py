@@ -7,6 +7,7 @@ what it takes the logarithm of, which matters where a policy puts its actions at
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,9 @@ class StackedEDAC(OfflineLearner):
             reach = shape.hidden**-0.5  # they were drawn from minus this to this
             layers[f"w{layers.last}"] *= bound / reach
             layers[f"b{layers.last}"] *= bound / reach
+        # CORL draws critics' weights by the number of units that they lead to.
+        inputs = self.critic_shape.inputs
+        Layers.of(self.values, self.critic_shape)["w1"][:, :inputs] *= math.sqrt(inputs / settings.hidden)
         self.log_alpha = Adam(torch.zeros(agents, 1, device=self.device), settings.learning_rate)
         self.parts |= {"log_alpha": self.log_alpha}
         self.target_entropy = -float(rows.spec.action_dim)
