@@ -25,6 +25,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 from matplotlib.patches import Patch
 
+from synther_replay.atomic import replacing
+
 # What agents learnt from, in the order of columns, with the colours of Okabe and Ito.
 VARIANTS = {
     "real": "#000000",
@@ -34,14 +36,10 @@ VARIANTS = {
     "mixed": "#CC79A7",
     "synther": "#0072B2",
 }
-KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "final")
-KEYS += (
-    "wall_seconds",
-    "machine",
-    "versions",
-    "command",
-    "commit",
-)  # where a number comes from, without which it is not published
+KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows", "final")
+# How it was made, and where a number comes from, without which it is not published.
+KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
+_WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
 _EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 
@@ -59,7 +57,8 @@ class Result:
         regenerated: Whether we made the data set ourselves.
         scores: Of the seeds, ``(seeds,)``; a failed one has 0, as a random policy would.
         failed: How many of them failed.
-        minutes: Wall-clock time.
+        rows: Which real rows there were.
+        ways: How they were used, by name; results beside each other have the same.
     """
 
     dataset: str
@@ -70,7 +69,8 @@ class Result:
     regenerated: bool
     scores: np.ndarray
     failed: int
-    minutes: float
+    rows: Mapping[str, Any]
+    ways: Mapping[str, Any]
 
 
 def read_result(path: Path) -> Result:
@@ -82,15 +82,17 @@ def read_result(path: Path) -> Result:
     missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
     if missing:
         raise ValueError(f"{path}: expected the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
-    variant = content["augment"] if content["augment"] and content["data"] == "real" else content["data"]
-    if content["augment"] and content["data"] != "real":
-        variant = f"{content['data']}+{content['augment']}"
+    variant = content["augment"] or content["data"]
     scores = np.array(content["final"], dtype=float)
-    if variant not in VARIANTS or scores.shape != (len(content["seeds"]),) or not len(scores):
+    alone = not content["augment"] or content["data"] == "real"  # augmented synthetic rows have no place here
+    if variant not in VARIANTS or not alone or scores.shape != (len(content["seeds"]),) or not len(scores):
         raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)} and a final score for each seed")
     if content["dataset"] != path.parent.name:  # a file that was copied would be shown as something it is not
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
+    settings, generator = content["settings"], content["settings"].get("generator") or {}
+    # The paper's network is wider for some sets than for others.
+    ways = {key: value for key, value in generator.items() if key != "width"} if content["data"] != "real" else {}
     return Result(
         content["dataset"],
         "-".join(part for part in (content["algo"], content["network"]) if part),
@@ -100,7 +102,8 @@ def read_result(path: Path) -> Result:
         content["origin"] == "regenerated",
         np.nan_to_num(scores, nan=0.0),
         int(np.isnan(scores).sum()),
-        content["wall_seconds"]["total"] / 60,
+        {key: content.get(key) for key in ("real_rows", "dataset_command")},
+        {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
     )
 
 
@@ -136,7 +139,15 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
-    return {result.dataset: result for result in results if (result.algo, result.variant) == (algo, variant)}
+    """Results that are compared with each other: those of a column are made in the same way."""
+    column = {result.dataset: result for result in results if (result.algo, result.variant) == (algo, variant)}
+    for of_kind in _kinds(list(column), ()).values():
+        first, *others = (column[name] for name in of_kind)
+        for other in others:
+            if differing := [key for key, value in first.ways.items() if other.ways.get(key) != value]:
+                what = f"{differing[0]} {first.ways[differing[0]]!r} and {other.ways.get(differing[0])!r}"
+                raise ValueError(f"{algo} {variant}: {first.dataset} and {other.dataset} do not compare, with {what}")
+    return column
 
 
 def _block(title: str, columns: Mapping[str, Column]) -> str:
@@ -146,13 +157,17 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
     if len(lengths) > 1:
         raise ValueError(f"{title}: expected runs of the same length, got {sorted(lengths)} updates")
     datasets = list(dict.fromkeys(result.dataset for result in found))
+    for name in datasets:
+        made = [column[name].rows for column in columns.values() if name in column]
+        if any(other != made[0] for other in made):
+            raise ValueError(f"{title}: expected results on the same {name}, got {made}")
     rows: list[list[Any]] = [[name, *(_cell(column.get(name)) for column in columns.values())] for name in datasets]
     first = next(iter(columns.values()))
     regenerated = {result.dataset for result in found if result.regenerated}
     for kind, of_kind in _kinds(datasets, regenerated).items():
         # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
         shared = [tuple(name for name in of_kind if name in first and name in column) for column in columns.values()]
-        for common in sorted(set(filter(None, shared)), key=len, reverse=True):
+        for common in sorted({names for names in shared if len(names) > 1}, key=len, reverse=True):
             which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
             means = (_mean(column, common) for column in columns.values())
             rows.append([f"mean of {len(common)}{which}, {kind}", *means])
@@ -180,7 +195,9 @@ def _cell(result: Result | None) -> str | None:
     if result is None:
         return None
     failed = f", {result.failed} failed" if result.failed else ""
-    return f"{mean_and_spread(result.scores.tolist(), 1)} ({len(result.scores)} seeds{failed})"
+    mean = mean_estimate([result.scores])
+    interval = f"[{mean.low:.1f}, {mean.high:.1f}]"
+    return f"{mean_and_spread(result.scores.tolist(), 1)} {interval} ({len(result.scores)} seeds{failed})"
 
 
 def _legend(results: Sequence[Result]) -> str:
@@ -189,9 +206,9 @@ def _legend(results: Sequence[Result]) -> str:
     parts = [
         "D4RL-normalised scores of the last evaluation: mean and standard deviation over seeds, of which a failed one "
         "counts as 0.",
-        f"Brackets: {COVERAGE} % bootstrap interval of the mean over data sets, seeds drawn within each.",
+        f"Brackets: {COVERAGE} % bootstrap interval of the mean, seeds drawn within each data set.",
         "The seeds of a cell share one subsample and one set of synthetic rows, whose own variance is not in there.",
-        "Policies are judged on Gymnasium's -v5 tasks, which differ a little from those of D4RL's own files.",
+        "Policies are judged on Gymnasium's -v5 tasks for regenerated sets, on -v4 for D4RL's own files.",
     ]
     if any(result.algo.startswith("edac") and result.steps < _EDAC_UPDATES for result in results):
         parts.append(f"CORL trains EDAC for {_EDAC_UPDATES:,} updates, which these have not had.")
@@ -210,6 +227,7 @@ def draw(results: Sequence[Result], share: float | None) -> Any:
     size = (max(6.0, 1.3 * len(datasets) + 2), 2.6 * len(algos) + 0.4)
     figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
     width = 0.8 / len(variants)
+    failed = {(r.algo, r.variant, r.dataset): r.failed for r in shown}
     for panel, algo in zip(panels[:, 0], algos, strict=True):
         for k, variant in enumerate(variants):
             cells = {r.dataset: r.scores for r in shown if (r.algo, r.variant) == (algo, variant)}
@@ -218,15 +236,29 @@ def draw(results: Sequence[Result], share: float | None) -> Any:
             errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
             panel.bar(places, [m.value for m in means], width, color=VARIANTS[variant])
             panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
+            for name in datasets:
+                if note := _note(cells.get(name), failed.get((algo, variant, name), 0)):
+                    at = datasets.index(name) + (k - (len(variants) - 1) / 2) * width
+                    panel.text(at, 1, note, rotation=90, ha="center", va="bottom", fontsize=7, color="gray")
         panel.set_ylabel("D4RL score")
         panel.set_title(algo, fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
-    # Places of cells that are missing stay empty.
     panels[-1, 0].set_xlim(-0.6, len(datasets) - 0.4)
     panels[-1, 0].set_xticks(range(len(datasets)), [name.replace("-", "\n", 1) for name in datasets], fontsize=8)
     handles = [Patch(color=VARIANTS[variant], label=variant) for variant in variants]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(variants), fontsize=8, frameon=False)
+    seeds = sorted({len(result.scores) for result in shown})
+    updates = sorted({result.steps for result in shown})
+    counts = f"{'/'.join(map(str, seeds))} seeds, {'/'.join(f'{n:,}' for n in updates)} updates"
+    figure.supxlabel(f"Bars: mean. Whiskers: its {COVERAGE} % bootstrap interval. {counts}.", fontsize=8)
     return figure
+
+
+def _note(scores: np.ndarray | None, failed: int) -> str:
+    """What a bar does not say by itself."""
+    if scores is None:
+        return "not run"
+    return f"{failed} of {len(scores)} failed" if failed else ""
 
 
 def _shares(results: Sequence[Result]) -> list[float | None]:
@@ -248,11 +280,13 @@ def main() -> None:
         parser.error(str(error))
     out = args.out or args.results
     out.mkdir(parents=True, exist_ok=True)
-    (out / "table.md").write_text(text)
+    with replacing(out / "table.md") as path:
+        path.write_text(text)
     print(text)
     for share in _shares(results):
         figure = draw(results, share)
-        figure.savefig(out / ("offline.png" if share is None else f"offline-{share:g}pct.png"), dpi=150)
+        with replacing(out / ("offline.png" if share is None else f"offline-{share:g}pct.png")) as path:
+            figure.savefig(path, dpi=150, format="png")
         plt.close(figure)
 
 

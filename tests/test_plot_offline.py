@@ -23,6 +23,7 @@ def write(folder, dataset, algo, data, scores, *, share=None, augment=None, netw
         "dataset": dataset, "algo": algo, "data": data, "steps": 100, "seeds": list(range(len(scores))),
         "subsample": share, "augment": augment, "network": network,
         "origin": "regenerated" if dataset.endswith("regen") else "official",
+        "real_rows": 1000, "preset": None, "settings": {"episodes": 10},
         "final": scores, "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
     }  # fmt: skip
     path = folder / dataset / f"{name}.json"
@@ -46,15 +47,12 @@ def test_table_has_a_row_per_data_set_and_a_column_per_kind_of_rows(tmp_path):
     assert found[2:] == [
         "| iql | mixed |",
         "|---|---|",
-        "| walker2d-medium-v2 | 1.0 (1 seeds) |",
-        "| mean of 1, locomotion, official | 1.0 [1.0, 1.0] |",
+        "| walker2d-medium-v2 | 1.0 [1.0, 1.0] (1 seeds) |",
         "",
         "| td3bc | real | synther |",
         "|---|---|---|",
-        "| hopper-medium-regen | 50.0 +- 14.1 (2 seeds) | 60.0 +- 14.1 (2 seeds) |",
-        "| walker2d-medium-v2 | 10.0 +- 0.0 (2 seeds) | - |",
-        "| mean of 1, locomotion, regenerated | 50.0 [40.0, 60.0] | 60.0 [50.0, 70.0] |",
-        "| mean of 1, locomotion, official | 10.0 [10.0, 10.0] | - |",
+        "| hopper-medium-regen | 50.0 +- 14.1 [40.0, 60.0] (2 seeds) | 60.0 +- 14.1 [50.0, 70.0] (2 seeds) |",
+        "| walker2d-medium-v2 | 10.0 +- 0.0 [10.0, 10.0] (2 seeds) | - |",
     ]
 
 
@@ -64,17 +62,50 @@ def test_reduced_data_sets_have_tables_of_their_own(tmp_path):
     write(tmp_path, "walker2d-medium-regen", "iql", "real", [9.0])
     found = lines(tmp_path)
     assert found[2] == "| iql | real |"
-    assert found[7] == "| iql, 15 % of each data set | real | additive | dynamics |"
+    assert found[6] == "| iql, 15 % of each data set | real | additive | dynamics |"
 
 
 def test_unlike_data_sets_have_means_of_their_own(tmp_path):
-    for dataset, score in (("hopper-medium-regen", 1.0), ("hopper-medium-v2", 2.0), ("maze2d-umaze-regen", 150.0)):
-        write(tmp_path, dataset, "td3bc", "real", [score])
-    assert lines(tmp_path)[-3:] == [
-        "| mean of 1, locomotion, regenerated | 1.0 [1.0, 1.0] |",
-        "| mean of 1, locomotion, official | 2.0 [2.0, 2.0] |",
-        "| mean of 1, mazes, regenerated | 150.0 [150.0, 150.0] |",
-    ]
+    for task, score in (("hopper-medium", 1.0), ("walker2d-medium", 3.0)):
+        write(tmp_path, f"{task}-regen", "td3bc", "real", [score])
+        write(tmp_path, f"{task}-v2", "td3bc", "real", [10 * score])
+    for size, score in (("umaze", 100.0), ("large", 150.0)):
+        write(tmp_path, f"maze2d-{size}-regen", "td3bc", "real", [score], changes={"settings": {"episodes": 100}})
+    write(tmp_path, "maze2d-umaze-v1", "td3bc", "real", [90.0], changes={"settings": {"episodes": 100}})
+    assert [line for line in lines(tmp_path) if "mean of" in line] == [
+        "| mean of 2, locomotion, regenerated | 2.0 [2.0, 2.0] |",
+        "| mean of 2, locomotion, official | 20.0 [20.0, 20.0] |",
+        "| mean of 2, mazes, regenerated | 125.0 [125.0, 125.0] |",
+    ]  # and none of one
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "tiny"}, "preset 'paper' and 'tiny'"),
+        ({"settings": {"episodes": 10, "rows": 5}}, "rows None and 5"),
+        ({"settings": {"episodes": 3}}, "episodes 10 and 3"),
+        ({"settings": {"episodes": 10, "generator": {"steps": 2, "width": 1}}}, "steps 1 and 2"),
+    ],
+)
+def test_cells_that_were_made_in_unlike_ways_are_not_compared(tmp_path, changes, message):
+    made = {"preset": "paper", "settings": {"episodes": 10, "generator": {"steps": 1, "width": 1}}}
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes=made)
+    wider = {"episodes": 10, "generator": {"steps": 1, "width": 2}}  # as the paper has it for some sets
+    write(tmp_path, "halfcheetah-medium-regen", "td3bc", "synther", [1.0], changes={**made, "settings": wider})
+    assert len(lines(tmp_path)) == 7
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "synther", [1.0], changes={**made, **changes})
+    with pytest.raises(
+        ValueError, match=rf"td3bc synther: .* and walker2d-medium-regen do not compare, with {message}"
+    ):
+        lines(tmp_path)
+
+
+def test_cells_on_unlike_sets_of_one_name_are_not_compared(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes={"real_rows": 999})
+    with pytest.raises(ValueError, match="td3bc: expected results on the same hopper-medium-regen"):
+        lines(tmp_path)
 
 
 def test_runs_of_unlike_length_are_not_compared(tmp_path):
@@ -97,11 +128,10 @@ def test_other_networks_count_as_another_algorithm_and_are_held_against_the_usua
     found = lines(tmp_path)
     assert "| td3bc | real |" in found
     assert "| td3bc-large | real | synther |" in found
-    assert found[-4:] == [
+    assert found[-3:] == [
         "| networks | td3bc, real | td3bc-large, real | td3bc-large, synther |",
         "|---|---|---|---|",
-        "| hopper-medium-regen | 1.0 (1 seeds) | 2.0 (1 seeds) | 3.0 (1 seeds) |",
-        "| mean of 1, locomotion, regenerated | 1.0 [1.0, 1.0] | 2.0 [2.0, 2.0] | 3.0 [3.0, 3.0] |",
+        "| hopper-medium-regen | 1.0 [1.0, 1.0] (1 seeds) | 2.0 [2.0, 2.0] (1 seeds) | 3.0 [3.0, 3.0] (1 seeds) |",
     ]
 
 
@@ -109,12 +139,13 @@ def test_a_column_with_fewer_data_sets_spoils_no_other_mean(tmp_path):
     for k, name in enumerate(("halfcheetah", "hopper", "walker2d")):
         write(tmp_path, f"{name}-medium-regen", "td3bc", "real", [float(k)])
         write(tmp_path, f"{name}-medium-regen", "td3bc", "synther", [float(k + 10)])
-    write(tmp_path, "walker2d-medium-regen", "td3bc", "mixed", [7.0])
-    of_all, of_one = lines(tmp_path)[-2:]
+    for name, score in (("hopper", 5.0), ("walker2d", 7.0)):
+        write(tmp_path, f"{name}-medium-regen", "td3bc", "mixed", [score])
+    of_all, of_some = lines(tmp_path)[-2:]
     assert of_all == "| mean of 3, locomotion, regenerated | 1.0 [1.0, 1.0] | - | 11.0 [11.0, 11.0] |"
-    label, *means = of_one.strip("| ").split(" | ")
-    assert label == "mean of 1 (walker2d-medium-regen), locomotion, regenerated"
-    assert means == ["2.0 [2.0, 2.0]", "7.0 [7.0, 7.0]", "12.0 [12.0, 12.0]"]
+    label, *means = of_some.strip("| ").split(" | ")
+    assert label == "mean of 2 (hopper-medium-regen, walker2d-medium-regen), locomotion, regenerated"
+    assert means == ["1.5 [1.5, 1.5]", "6.0 [6.0, 6.0]", "11.5 [11.5, 11.5]"]
 
 
 def test_edac_with_fewer_updates_than_corl_is_told(tmp_path):
@@ -126,7 +157,7 @@ def test_edac_with_fewer_updates_than_corl_is_told(tmp_path):
 
 def test_a_failed_seed_counts_as_a_random_policy_and_is_named(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [30.0, None, 60.0])
-    assert "| hopper-medium-regen | 30.0 +- 30.0 (3 seeds, 1 failed) |" in lines(tmp_path)
+    assert "| hopper-medium-regen | 30.0 +- 30.0 [0.0, 60.0] (3 seeds, 1 failed) |" in lines(tmp_path)
 
 
 def test_means_weigh_data_sets_alike():
@@ -186,6 +217,7 @@ def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
     figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["not run"] * 3  # of two sets and two kinds of rows
     (legend,) = figure.legends
     shown = {
         text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
