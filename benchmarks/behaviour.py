@@ -1,4 +1,4 @@
-"""Behaviour policies: snapshots of our own SAC runs that regenerated data sets are played with.
+"""Behaviour policies: snapshots of runs of our own, of SAC as a rule, that regenerated data sets are played with.
 
     python benchmarks/online_dmc.py --env Hopper-v5 --algo sac --keep-policies policies ...
     python benchmarks/behaviour.py pick --result benchmarks/results/online/Hopper-v5/sac.json --policies policies \

@@ -1,7 +1,9 @@
 """How D4RL made its data sets, and how they are made again here: by whom, in what order, how many rows each.
 
-Two things differ. The tasks are Gymnasium's of version 5. And medium-replay, which in D4RL is the replay buffer of a
-run, follows such a run by its snapshots, because the buffer itself would be too large to be kept in a repository.
+Three things differ. The tasks are Gymnasium's of version 5. Medium-replay, which in D4RL is the replay buffer of a
+run, follows such a run by its snapshots, because the buffer itself would be too large to be kept in a repository. And
+not all policies are of plain SAC: all experts, and those of walker2d, come from SAC with synthetic replay, which gets
+there in fewer steps (`behaviour/<task>/manifest.json` names them).
 """
 
 from __future__ import annotations

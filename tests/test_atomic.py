@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import time
 
 import pytest
@@ -49,13 +52,39 @@ def test_missing_folder_is_refused_by_name(tmp_path):
         pass
 
 
+def left_behind(path, name, machine, process, *, hours=0):
+    file = path.with_name(f".{name}.{machine}.{process}.synther.tmp")
+    file.write_text("half")
+    os.utime(file, (time.time() - 3_600 * hours,) * 2)
+    return file
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no way to ask for a process")
 def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(path):
-    left, young = (path.with_name(f".{path.name}.{pid}.tmp") for pid in (1, 2))
-    of_others = [path.with_name(name) for name in (".other.json.1.tmp", f"{path.name}.1.tmp", ".ab.json.1.tmp")]
-    for file in (left, young, *of_others):
-        file.write_text("half")
-    for file in (left, *of_others):
-        os.utime(file, (time.time() - 7_200,) * 2)
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed.kill()
+    killed.wait()
+    here, running = platform.node().replace(".", "-"), os.getppid()
+    for name in (path.name, "other.json"):
+        left_behind(path, name, here, killed.pid)
+    stay = [
+        left_behind(path, path.name, here, running),
+        left_behind(path, "other.json", here, running, hours=2),
+        left_behind(path, path.name, "elsewhere", killed.pid),
+        left_behind(path, "other.json", "elsewhere", killed.pid, hours=2),
+        path.with_name(".no.name.of.ours.synther.tmp"),
+        path.with_name(f".other.json.{killed.pid}.tmp"),
+    ]
+    for file in stay[-2:]:
+        file.write_text("somebody's")
     with replacing(path) as temporary:
         temporary.write_text("new")
-    assert names(path) == sorted([path.name, young.name, *(file.name for file in of_others)])
+    assert names(path) == sorted([path.name, *(file.name for file in stay)])
+
+
+def test_what_is_old_and_in_the_way_is_removed_wherever_it_is_from(path):
+    for machine, process in (("elsewhere", 1), (platform.node().replace(".", "-"), os.getppid())):
+        left_behind(path, path.name, machine, process, hours=2)
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert names(path) == [path.name]
