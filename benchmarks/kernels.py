@@ -42,7 +42,7 @@ def _half(x):
 
 @triton.jit
 def _value(
-    inputs, values, halves, h1, h2, q, network, tile, learning,
+    inputs, parameters, halves, h1, h2, q, network, tile, learning,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
@@ -61,9 +61,9 @@ def _value(
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
         w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = _relu(acc + tl.load(values + row + B2 + j)[None, :])
+    hidden = _relu(acc + tl.load(parameters + row + B2 + j)[None, :])
     tl.store(h2 + kept + j[None, :], _half(hidden), mask=learning)
-    value = tl.sum(hidden * tl.load(values + row + W3 + j)[None, :], 1) + tl.load(values + row + B3)
+    value = tl.sum(hidden * tl.load(parameters + row + W3 + j)[None, :], 1) + tl.load(parameters + row + B3)
     tl.store(q + network * B + b, value)
 
 
