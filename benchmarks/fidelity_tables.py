@@ -30,8 +30,8 @@ def tables(content: dict[str, Any]) -> str:
     parts += [
         f"Dynamics by {content['simulator']}: squared error of the next observation (mean over its columns) and the "
         "reward. Distance: from observation and action to the nearest row fitted to, in standard deviations. Clipped: "
-        "rows with a velocity at or near its bound, which tell no state. Noise: normal, of deviation 0.1, the same on "
-        "both observations.",
+        "rows with a velocity at or near its bound, which tell no state. Noise: normal, of a tenth of each column's "
+        "deviation, the same on both observations.",
         dynamics_table(sources),
         f"Median squared error of the next observation by distance, where there are {FEW} rows or more:",
         distance_table(sources),
