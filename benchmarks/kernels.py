@@ -222,6 +222,19 @@ def _adam(
 
 
 @triton.jit
+def _step(
+    parameters, halves, mean, square, row, target, place, mask, gradient, rates, speed, beta1, beta2, eps,
+    FOLLOW: tl.constexpr,
+):  # fmt: skip
+    """Adam where there is little to read."""
+    at, follows = row + place, target + place
+    state = _state(parameters, mean, square, at, follows, mask, FOLLOW)
+    _adam(
+        parameters, halves, mean, square, at, follows, mask, state, gradient, rates, speed, beta1, beta2, eps, FOLLOW
+    )  # fmt: skip
+
+
+@triton.jit
 def _learn_w2(
     parameters, halves, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
     B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr, FOLLOW: tl.constexpr,
@@ -295,23 +308,16 @@ def _learn_rest(
         place, used = j[:, None] * A + o[None, :], (j[:, None] >= 0) & (o[None, :] < A)
         first, once = o, (o < A) & (part == 0)
         d_b3 = tl.sum(d_b3, 0)
-    at, follows = row + W3 + place, target + W3 + place
-    state = _state(parameters, mean, square, at, follows, used, FOLLOW)
-    _adam(
-        parameters, halves, mean, square, at, follows, used, state, d_w3 * FACTOR3, rates,
+    _step(
+        parameters, halves, mean, square, row + W3, target + W3, place, used, d_w3 * FACTOR3, rates,
         speed, beta1, beta2, eps, FOLLOW,
     )  # fmt: skip
-    every = j >= 0
-    at, follows = row + B2 + j, target + B2 + j
-    state = _state(parameters, mean, square, at, follows, every, FOLLOW)
-    _adam(
-        parameters, halves, mean, square, at, follows, every, state, d_b2 * FACTOR, rates,
+    _step(
+        parameters, halves, mean, square, row + B2, target + B2, j, j >= 0, d_b2 * FACTOR, rates,
         speed, beta1, beta2, eps, FOLLOW,
     )  # fmt: skip
-    at, follows = row + B3 + first, target + B3 + first
-    state = _state(parameters, mean, square, at, follows, once, FOLLOW)
-    _adam(
-        parameters, halves, mean, square, at, follows, once, state, d_b3 * FACTOR3, rates,
+    _step(
+        parameters, halves, mean, square, row + B3, target + B3, first, once, d_b3 * FACTOR3, rates,
         speed, beta1, beta2, eps, FOLLOW,
     )  # fmt: skip
 

@@ -227,19 +227,18 @@ def draw(results: Sequence[Result], share: float | None) -> Any:
     size = (max(6.0, 1.3 * len(datasets) + 2), 2.6 * len(algos) + 0.4)
     figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
     width = 0.8 / len(variants)
-    failed = {(r.algo, r.variant, r.dataset): r.failed for r in shown}
     for panel, algo in zip(panels[:, 0], algos, strict=True):
         for k, variant in enumerate(variants):
-            cells = {r.dataset: r.scores for r in shown if (r.algo, r.variant) == (algo, variant)}
-            places = [datasets.index(name) + (k - (len(variants) - 1) / 2) * width for name in cells]
-            means = [mean_estimate([scores]) for scores in cells.values()]
+            column = _column(shown, algo, variant)
+            at = {name: place + (k - (len(variants) - 1) / 2) * width for place, name in enumerate(datasets)}
+            places = [at[name] for name in column]
+            means = [mean_estimate([result.scores]) for result in column.values()]
             errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
             panel.bar(places, [m.value for m in means], width, color=VARIANTS[variant])
             panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
             for name in datasets:
-                if note := _note(cells.get(name), failed.get((algo, variant, name), 0)):
-                    at = datasets.index(name) + (k - (len(variants) - 1) / 2) * width
-                    panel.text(at, 1, note, rotation=90, ha="center", va="bottom", fontsize=7, color="gray")
+                note = _note(column.get(name))
+                panel.text(at[name], 1, note, rotation=90, ha="center", va="bottom", fontsize=7, color="gray")
         panel.set_ylabel("D4RL score")
         panel.set_title(algo, fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
@@ -254,11 +253,11 @@ def draw(results: Sequence[Result], share: float | None) -> Any:
     return figure
 
 
-def _note(scores: np.ndarray | None, failed: int) -> str:
+def _note(result: Result | None) -> str:
     """What a bar does not say by itself."""
-    if scores is None:
+    if result is None:
         return "not run"
-    return f"{failed} of {len(scores)} failed" if failed else ""
+    return f"{result.failed} of {len(result.scores)} failed" if result.failed else ""
 
 
 def _shares(results: Sequence[Result]) -> list[float | None]:

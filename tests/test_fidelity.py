@@ -15,6 +15,7 @@ import fidelity
 from datasets import write
 from fidelity_data import draw, read_set
 from fidelity_judge import BINS, Judge
+from fidelity_tables import fidelity_table
 from simulators import make_simulator
 
 from synther_replay import Transitions
@@ -293,3 +294,16 @@ def test_a_regenerated_set_is_found_by_its_name(run, tmp_path, monkeypatch):
     assert (content["set_rows"], content["held_out_rows"]) == (199, 99)
     assert content["simulator"] == "maze2d-umaze"
     assert content["sources"]["held-out"]["dynamics"]["next_observation_mse"]["mean"] < 1e-10
+
+
+def test_documents_have_the_published_numbers():
+    root = Path(__file__).parents[1]
+    published = root / "benchmarks" / "results" / "fidelity" / "halfcheetah-medium-replay-regen.json"
+    sources = json.loads(published.read_text())["sources"]
+    assert fidelity_table(sources) in (root / "docs" / "results.md").read_text()
+    readme = (root / "README.md").read_text().partition("### Fidelity\n")[2].splitlines()
+    for label, name in (("`paper()`", "synther-paper"), ("`fast()`", "synther-fast"), ("TVAE", "tvae")):
+        entry = sources[name]
+        dynamics = entry["dynamics"]["next_observation_mse"]["median"]
+        row = f"| {label} | {entry['marginal']:.4f} | {entry['correlation']:.4f} | {dynamics:.2g} |"
+        assert row in readme

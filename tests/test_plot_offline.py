@@ -217,7 +217,8 @@ def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
     figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["not run"] * 3  # of two sets and two kinds of rows
+    notes = [text.get_text() for text in figure.axes[0].texts]
+    assert sorted(notes) == ["", "not run", "not run", "not run"]  # of two sets and two kinds of rows
     (legend,) = figure.legends
     shown = {
         text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
@@ -229,6 +230,12 @@ def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
         (bar,) = panel.patches  # its neighbours are empty
         left, right = panel.get_xlim()
         assert left < bar.get_x() and bar.get_x() + bar.get_width() < right
+
+
+def test_a_bar_says_how_many_seeds_failed(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [None, None, 3.0])
+    figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["2 of 3 failed"]
 
 
 def test_the_published_table_is_that_of_the_published_results():
