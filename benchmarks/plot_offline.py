@@ -40,6 +40,9 @@ KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "ne
 # How it was made, and where a number comes from, without which it is not published.
 KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
+# Of the generator's, those that may differ: the paper's network is wider for some sets, and nothing is fitted twice.
+_FREE = ("width", "refresh_steps")
+_UNKNOWN = {"predict_linearly": False}  # how the generator was at commits that do not know such a setting
 _EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 
@@ -91,8 +94,10 @@ def read_result(path: Path) -> Result:
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
     settings, generator = content["settings"], content["settings"].get("generator") or {}
-    # The paper's network is wider for some sets than for others.
-    ways = {key: value for key, value in generator.items() if key != "width"} if content["data"] != "real" else {}
+    if content["data"] == "real":
+        ways = {}
+    else:
+        ways = {key: value for key, value in {**_UNKNOWN, **generator}.items() if key not in _FREE}
     return Result(
         content["dataset"],
         "-".join(part for part in (content["algo"], content["network"]) if part),

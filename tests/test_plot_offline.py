@@ -86,12 +86,17 @@ def test_unlike_data_sets_have_means_of_their_own(tmp_path):
         ({"settings": {"episodes": 10, "rows": 5}}, "rows None and 5"),
         ({"settings": {"episodes": 3}}, "episodes 10 and 3"),
         ({"settings": {"episodes": 10, "generator": {"steps": 2, "width": 1}}}, "steps 1 and 2"),
+        (
+            {"settings": {"episodes": 10, "generator": {"steps": 1, "predict_linearly": True}}},
+            "predict_linearly False and True",
+        ),
     ],
 )
 def test_cells_that_were_made_in_unlike_ways_are_not_compared(tmp_path, changes, message):
     made = {"preset": "paper", "settings": {"episodes": 10, "generator": {"steps": 1, "width": 1}}}
     write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes=made)
-    wider = {"episodes": 10, "generator": {"steps": 1, "width": 2}}  # as the paper has it for some sets
+    # as the paper has it for some sets, and at a commit that knew one setting more
+    wider = {"episodes": 10, "generator": {"steps": 1, "width": 2, "refresh_steps": 9, "predict_linearly": False}}
     write(tmp_path, "halfcheetah-medium-regen", "td3bc", "synther", [1.0], changes={**made, "settings": wider})
     assert len(lines(tmp_path)) == 7
     write(tmp_path, "walker2d-medium-regen", "td3bc", "synther", [1.0], changes={**made, **changes})

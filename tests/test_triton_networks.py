@@ -98,7 +98,7 @@ def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, norma
         slopes.append(updater.first.back_to_inputs(torch.ones_like(q) / BATCH))
         found.append((adam.mean, adam.square, q, values - start))
     # Adam divides small gradients by their own size.
-    for ours, expected, share in zip(found[1], found[0], (0.01, 3e-3, 2e-3, 0.05), strict=True):
+    for ours, expected, share in zip(found[1], found[0], (0.01, 3e-3, 5e-3, 0.05), strict=True):
         assert_near(ours, expected, share)
     assert_mostly_near(slopes[1], slopes[0])
 
