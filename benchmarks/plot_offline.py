@@ -42,7 +42,8 @@ KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command",
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
 # Of the generator's, those that may differ: the paper's network is wider for some sets, and nothing is fitted twice.
 _FREE = ("width", "refresh_steps")
-_UNKNOWN = {"predict_linearly": False}  # how the generator was at commits that do not know such a setting
+# How the generator was at commits that do not know such a setting.
+_UNKNOWN = {"predict_linearly": False, "noise_mean": -1.2, "noise_std": 1.2, "unsquash_actions": False}
 _EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 

@@ -4,6 +4,8 @@ Per column of a row:
 
 * continuous and ordinal columns are standardised with statistics of the data (rewards optionally not), see
   `standardisation`;
+* bounded continuous actions may be taken for what they were before a tanh (`unsquash_actions`): most policies make
+  them so, and what is crowded before a bound is spread out there;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
   them back: a continuous model would otherwise smear the pile over its neighbourhood;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
@@ -31,6 +33,10 @@ from synther_replay.transitions import TransitionSpec
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
+# An action that has come this share of the way from the middle to its bound counts as on it; as a float32 before tanh.
+_SQUASHED = 1 - 1e-6
+_WIDEST = 1e4  # bounds further apart than this are not those of a tanh
+_UNSQUASHED_END = float(np.float32(np.arctanh(_SQUASHED)))
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
 
 
@@ -40,9 +46,10 @@ class TransitionCodec:
     Args:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
+        unsquash_actions: Whether bounded continuous actions are taken for what they were before a tanh.
     """
 
-    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True) -> None:
+    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True, unsquash_actions: bool = False) -> None:
         """Lay out the codes; `fit` finds the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
@@ -61,7 +68,11 @@ class TransitionCodec:
                 column += 1
         self._plain = torch.tensor(plain, dtype=torch.long, device="cpu")
         self._ordinal = torch.tensor(ordinal, dtype=torch.bool, device="cpu")
-        self._low, self._high = _column_bounds(spec)
+        self._low, self._high = (bound[self._plain] for bound in _column_bounds(spec))
+        self._is_action = (self._plain >= spec.actions.start) & (self._plain < spec.actions.stop)
+        width = self._high.double() - self._low.double()
+        squashed = self._is_action & (width > 0) & (width <= _WIDEST) & ~self._ordinal & unsquash_actions
+        self._squashed = squashed.nonzero().flatten()
         self._category_columns = torch.tensor([c for c, _, _ in categories], dtype=torch.long, device="cpu")
         self._category_low = torch.tensor([low for _, low, _ in categories], dtype=torch.float32, device="cpu")
         self._category_high = torch.tensor([high for _, _, high in categories], dtype=torch.float32, device="cpu")
@@ -76,18 +87,17 @@ class TransitionCodec:
     def fit(self, rows: Tensor) -> None:
         """Find the statistics of rows ``(M, n, dim)``; all of them must be finite."""
         self._move_to(rows.device)
-        x = rows[..., self._plain]
+        x = self._unsquashed(rows[..., self._plain])
         reward = self._plain == self.spec.rewards.start
         standardisation = Standardisation.of(x, untouched=None if self.normalise_rewards else reward)
         low, high = standardisation.plausible
         s = dict(vars(standardisation))
         # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
         # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
-        is_action = (self._plain >= self.spec.actions.start) & (self._plain < self.spec.actions.stop)
         least, most = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-        allowed_low, allowed_high = self._low[self._plain], self._high[self._plain]
-        allowed_low = torch.where(is_action, allowed_low, torch.minimum(allowed_low, least))
-        allowed_high = torch.where(is_action, allowed_high, torch.maximum(allowed_high, most))
+        allowed_low, allowed_high = self._unsquashed(self._low), self._unsquashed(self._high)
+        allowed_low = torch.where(self._is_action, allowed_low, torch.minimum(allowed_low, least))
+        allowed_high = torch.where(self._is_action, allowed_high, torch.maximum(allowed_high, most))
         seen_low = torch.where(low.isfinite(), torch.minimum(least, low), least)
         seen_high = torch.where(high.isfinite(), torch.maximum(most, high), most)
         s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, seen_low)
@@ -103,7 +113,7 @@ class TransitionCodec:
     def encode(self, rows: Tensor) -> Tensor:
         """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
         s = self.statistics
-        plain = rows[..., self._plain]
+        plain = self._unsquashed(rows[..., self._plain])
         outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
         plain = Standardisation.from_statistics(s).to_codes(plain + outwards)
         values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
@@ -122,7 +132,7 @@ class TransitionCodec:
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        rows[..., self._plain] = plain
+        rows[..., self._plain] = self._squash(plain)
         if len(self._category_columns):
             digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
             values = self._category_low.expand(*codes.shape[:-1], -1).clone()
@@ -145,6 +155,29 @@ class TransitionCodec:
                 raise CheckpointError(f"state: {name} of shape {tuple(tensor.shape)} is no statistic of this codec")
         self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
         self._move_to(device)
+
+    def _unsquashed(self, plain: Tensor) -> Tensor:
+        """Values of the plain columns ``(..., columns)``, those of `_squashed` as they were before a tanh."""
+        if not len(self._squashed):
+            return plain
+        plain, low, high = plain.clone(), *self._bounds_of_squashed()
+        share = (2 * plain[..., self._squashed].double() - (low + high)) / (high - low)
+        plain[..., self._squashed] = share.clamp(-_SQUASHED, _SQUASHED).atanh().float()
+        return plain
+
+    def _squash(self, plain: Tensor) -> Tensor:
+        """The inverse of `_unsquashed`, in place; what counts as on a bound is put there exactly."""
+        if not len(self._squashed):
+            return plain
+        low, high = self._bounds_of_squashed()
+        before = plain[..., self._squashed]
+        share = torch.where(before.abs() >= _UNSQUASHED_END, before.sign(), before.double().tanh())
+        plain[..., self._squashed] = ((low + high + share * (high - low)) / 2).clamp(low, high).float()
+        return plain
+
+    def _bounds_of_squashed(self) -> tuple[Tensor, Tensor]:
+        """In float64: actions may be small beside their bounds."""
+        return self._low[self._squashed].double(), self._high[self._squashed].double()
 
     def _move_to(self, device: torch.device) -> None:
         for name, value in vars(self).items():

@@ -51,6 +51,8 @@ class GeneratorConfig:
     gradient_clip: float = 1.0  # largest gradient norm
     average_decay: float = 0.995  # of the moving average of the weights, per update
     average_every: int = 10  # steps between its updates
+    noise_mean: float = -1.2  # ln(noise level) of what it learns to denoise is normal, with this mean ...
+    noise_std: float = 1.2  # ... and this standard deviation; both are EDM's
     held_out: float = 0.05  # share of the rows kept out of training to measure the loss on; 0: none
     evaluate_every: int = 500  # steps between two measurements of it, at most an eighth of the fit
     patience: int | None = 4  # stop after this many measurements without improvement; None: never. The best is kept
@@ -58,6 +60,7 @@ class GeneratorConfig:
 
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
+    unsquash_actions: bool = False  # whether bounded actions are modelled as they were before a policy's tanh
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -141,7 +144,9 @@ class GeneratorConfig:
         for name in ("width", "embedding"):
             _require(self, name, getattr(self, name) >= 8 and getattr(self, name) % 8 == 0, "a multiple of 8")
         _require(self, "fourier", self.fourier >= 2 and self.fourier % 2 == 0, "an even number of at least 2")
-        for name in ("learning_rate", "gradient_clip", "rho", "churn_noise", "sigma_max"):
+        _require(self, "noise_mean", abs(self.noise_mean) <= 10, "a number from -10 to 10")
+        _require(self, "noise_std", self.noise_std <= 5, "a positive number of at most 5")
+        for name in ("noise_std", "learning_rate", "gradient_clip", "rho", "churn_noise", "sigma_max"):
             _require(self, name, getattr(self, name) > 0, "a positive number")
         in_range = len(self.betas) == 2 and all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas)
         _require(self, "betas", in_range, "two numbers in [0, 1)")

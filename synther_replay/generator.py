@@ -17,6 +17,7 @@ from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.codec import TransitionCodec
 from synther_replay.config import GeneratorConfig
+from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.generation import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
@@ -348,7 +349,10 @@ class DiffusionGenerator:
             wanting[m, places[: len(usable)]] = False
 
     def _new_codec(self) -> TransitionCodec:
-        return TransitionCodec(self.spec, normalise_rewards=self.config.normalise_rewards)
+        config = self.config
+        return TransitionCodec(
+            self.spec, normalise_rewards=config.normalise_rewards, unsquash_actions=config.unsquash_actions
+        )
 
     @torch.inference_mode(mode=False)
     def _build_models(self) -> None:
@@ -366,6 +370,7 @@ class DiffusionGenerator:
             clip=config.gradient_clip,
             average_decay=config.average_decay,
             average_every=config.average_every,
+            levels=NoiseLevels(config.noise_mean, config.noise_std),
         )
         self._sampler = StackSampler(shape, self.stack, self.device, dtype, config.sampler(), config.chunk)
 

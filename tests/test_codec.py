@@ -622,3 +622,76 @@ def test_outliers_of_rewards_that_are_not_normalised_are_compressed_too():
     assert codes.abs().max() < 400
     decoded = codec.decode(codes)[0]
     torch.testing.assert_close(decoded[0, 3:, spec.rewards.start], rows[0, 3:, spec.rewards.start])
+
+
+# --- actions before a tanh --------------------------------------------------------------------------------------------
+
+
+def squashed(spec, n=2_000, spread=3.0, seed=0):
+    """Rows whose actions a tanh has crowded before their bounds."""
+    rows = random_rows(spec, n, seed=seed)
+    leaf = spec.action_leaves[0]
+    low, high = torch.from_numpy(leaf.low).float(), torch.from_numpy(leaf.high).float()
+    before = torch.randn(1, n, spec.action_dim, generator=torch.Generator().manual_seed(seed)) * spread
+    rows[..., spec.actions] = low + (before.tanh() + 1) / 2 * (high - low)
+    return rows, before
+
+
+def test_actions_can_be_taken_for_what_they_were_before_a_tanh():
+    spec = spec_of(action=spaces.Box(np.float32([-1, 0]), np.float32([1, 5])))
+    rows, before = squashed(spec)
+    codec = fitted(spec, rows, unsquash_actions=True)
+    codes = codec.encode(rows)
+    shown = codes[..., spec.actions] * codec.statistics["scale"][..., spec.actions]
+    shown = shown + codec.statistics["mean"][..., spec.actions]
+    inside = before.abs() < 5
+    assert torch.allclose(shown[inside], before[inside], atol=0.01)
+    others = [k for k in range(codec.code_dim) if not spec.actions.start <= k < spec.actions.stop]
+    assert torch.equal(codes[..., others], fitted(spec, rows).encode(rows)[..., others])
+
+
+@given(SPACES, SPACES, st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_rows_with_unsquashed_actions_come_back_as_they_were(observation, action, seed):
+    spec = spec_of(observation, action)
+    rows = random_rows(spec, 60, seed=seed)
+    codec = fitted(spec, rows, unsquash_actions=True)
+    decoded, valid = codec.decode(codec.encode(rows))
+    assert valid.all()
+    real = torch.from_numpy(kinds(spec) == "real")
+    assert torch.equal(decoded[..., ~real], rows[..., ~real])
+    span = (rows[..., real].amax(1, keepdim=True) - rows[..., real].amin(1, keepdim=True)).clamp(min=1)
+    assert ((decoded[..., real] - rows[..., real]).abs() / span).max() < 3e-5
+    for scale in (1.0, 30.0):
+        decoded, valid = codec.decode(bad_codes(codec, rows, scale, seed))
+        generated = Transitions(spec, decoded[0, valid[0]])
+        assert all(action.contains(element(generated.actions, k, action)) for k in range(len(generated)))
+
+
+def test_unsquashed_actions_on_a_bound_come_back_exactly_there():
+    spec = spec_of(action=spaces.Box(-0.4, 0.4, (2,)))
+    rows, _ = squashed(spec)
+    high = torch.tensor(np.float32(0.4))
+    rows[:, ::3, spec.actions], rows[:, 1::3, spec.actions] = high, -high
+    decoded, _ = fitted(spec, rows, unsquash_actions=True).decode(
+        fitted(spec, rows, unsquash_actions=True).encode(rows)
+    )
+    for on_bound in (rows == high, rows == -high):
+        assert torch.equal(decoded[on_bound], rows[on_bound])
+
+
+def test_actions_without_bounds_and_ordinal_ones_are_not_unsquashed():
+    for action in (spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, np.inf, (2,)), spaces.Box(0, 9, (2,), dtype=int)):
+        spec = spec_of(action=action)
+        rows = random_rows(spec, 60)
+        assert torch.equal(fitted(spec, rows, unsquash_actions=True).encode(rows), fitted(spec, rows).encode(rows))
+
+
+@pytest.mark.parametrize("high", [1e4, 1e10])
+def test_far_away_bounds_cost_no_digits(high):
+    spec = spec_of(action=spaces.Box(np.float32(0), np.float32(high), (1,)))
+    rows = random_rows(spec, 200)
+    rows[..., spec.actions] = torch.linspace(1, 2, 200)[None, :, None]
+    codec = fitted(spec, rows, unsquash_actions=True)
+    decoded, _ = codec.decode(codec.encode(rows))
+    assert torch.allclose(decoded[..., spec.actions], rows[..., spec.actions], atol=1e-2)

@@ -30,6 +30,7 @@ def test_paper_is_as_published() -> None:
     assert _values(paper, "steps", "warm_start", "patience", "max_seconds") == (100_000, False, None, None)
     assert _values(paper, "learning_rate", "betas", "gradient_clip") == (3e-4, (0.9, 0.99), 1.0)
     assert _values(paper, "average_decay", "average_every") == (0.995, 10)
+    assert _values(paper, "noise_mean", "noise_std") == (-1.2, 1.2)
     assert _values(paper, "solver", "sampling_steps") == ("heun", 128)
     assert _values(paper, "sigma_min", "sigma_max", "rho") == (0.002, 80.0, 7.0)
     assert _values(paper, "churn", "churn_min", "churn_max", "churn_noise") == (80.0, 0.05, 50.0, 1.003)
@@ -113,9 +114,11 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         ("fourier", 7),
         *[
             (name, value)
-            for name in ("learning_rate", "gradient_clip", "rho", "churn_noise")
+            for name in ("noise_std", "learning_rate", "gradient_clip", "rho", "churn_noise")
             for value in (0.0, -1.0, math.inf, math.nan)
         ],
+        *[("noise_mean", value) for value in (-11.0, 11.0, math.inf, math.nan)],
+        ("noise_std", 6.0),
         ("betas", (0.9, 1.0)),
         ("betas", (-0.1, 0.9)),
         ("betas", (0.9,)),

@@ -2,11 +2,12 @@
 
 import torch
 
+from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.network import NetworkShape, initialise
 from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
 
 SHAPE = NetworkShape(dim=2, width=16, depth=1, embedding=8, fourier=4)
-SETTINGS = {"shape": SHAPE, "frequencies": torch.ones(2, 1, 2), "dtype": torch.float32}
+SETTINGS = {"shape": SHAPE, "frequencies": torch.ones(2, 1, 2), "dtype": torch.float32, "levels": NoiseLevels()}
 
 
 def stream(seed=0):
@@ -33,3 +34,13 @@ def test_held_out_loss_depends_on_the_weights_alone():
     assert torch.equal(problems.loss(weights), first)
     assert torch.equal(HeldOutProblems(rows, 16, rng=stream(), **SETTINGS).loss(weights), first)
     assert not torch.equal(problems.loss(weights * 1.1), first)
+
+
+def test_more_noise_leaves_less_of_the_rows():
+    rows = torch.full((2, 10, 2), 3.0)
+    some, much = (
+        draw_problems(rows, 10, (1, 2, 512), rng=stream(), **{**SETTINGS, "levels": NoiseLevels(mean, 0.1)}).inputs
+        for mean in (-3.0, 3.0)
+    )
+    assert some[..., :2].mean() > 2.5
+    assert much[..., :2].mean().abs() < 0.5

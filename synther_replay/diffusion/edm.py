@@ -12,6 +12,7 @@ which is how it is computed here: no division by a small sigma, and no denoised 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,17 @@ from torch import Tensor
 from synther_replay.acceleration import fused
 from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
 
-P_MEAN = -1.2  # ln(sigma) in training is normal with this mean ...
-P_STD = 1.2  # ... and this standard deviation
+
+class NoiseLevels(NamedTuple):
+    """How noise levels are drawn in training: ln(sigma) is normal, with EDM's mean and deviation."""
+
+    mean: float = -1.2
+    std: float = 1.2
+
+    def draw(self, size: tuple[int, ...], rng: torch.Generator) -> Tensor:
+        """Levels, float32, on the device of `rng`."""
+        normal = torch.randn(size, device=rng.device, generator=rng, dtype=torch.float32)
+        return normal.mul(self.std).add(self.mean).exp()
 
 
 def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:

@@ -30,6 +30,7 @@ def draw_problems(
     shape: NetworkShape,
     frequencies: Tensor,
     dtype: torch.dtype,
+    levels: edm.NoiseLevels,
     rng: torch.Generator,
 ) -> Problems:
     """Draw rows uniformly with repetition and corrupt them.
@@ -41,6 +42,7 @@ def draw_problems(
         shape: Sizes of the network.
         frequencies: Of the noise features, ``(M, 1, fourier / 2)``.
         dtype: Type in which the network computes.
+        levels: Of the noise.
         rng: On the device of the rows.
     """
     stack, capacity, dim = rows.shape
@@ -49,8 +51,7 @@ def draw_problems(
     index = (torch.rand(size, device=device, generator=rng, dtype=torch.float64) * used).long()
     offset = torch.arange(stack, device=device)[:, None] * capacity
     x = rows.view(-1, dim)[index + offset]
-    sigma = torch.randn((*size, 1), device=device, generator=rng, dtype=torch.float32)
-    sigma = sigma.mul(edm.P_STD).add(edm.P_MEAN).exp()
+    sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
     return Problems(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
 
@@ -66,13 +67,21 @@ class HeldOutProblems:
         shape: NetworkShape,
         frequencies: Tensor,
         dtype: torch.dtype,
+        levels: edm.NoiseLevels,
         rng: torch.Generator,
     ) -> None:
         """Draw them from rows ``(M, n, dim)``."""
         self._shape = shape
         size = (_HELD_OUT_BATCHES, rows.shape[0], batch_size)
         self._problems = draw_problems(
-            rows.contiguous(), rows.shape[1], size, shape=shape, frequencies=frequencies, dtype=dtype, rng=rng
+            rows.contiguous(),
+            rows.shape[1],
+            size,
+            shape=shape,
+            frequencies=frequencies,
+            dtype=dtype,
+            levels=levels,
+            rng=rng,
         )
 
     def loss(self, weights: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ class StackTrainer:
         clip: Largest gradient norm per model.
         average_decay: Decay of the moving average of the weights per update.
         average_every: Steps between its updates, which is the length of a block.
+        levels: Of the noise; None for EDM's.
     """
 
     def __init__(
@@ -85,10 +86,12 @@ class StackTrainer:
         clip: float = 1.0,
         average_decay: float = 0.995,
         average_every: int = 10,
+        levels: edm.NoiseLevels | None = None,
     ) -> None:
         """Draw weights and frequencies."""
         self.shape, self.stack, self.device, self.dtype, self.seed = shape, stack, device, dtype, seed
         self.average_decay, self.average_every = average_decay, average_every
+        self.levels = levels or edm.NoiseLevels()
         self.starts = 0
         self.fits = 0
         self.adam_steps = 0
@@ -305,7 +308,7 @@ class StackTrainer:
         self.optimiser.update_average(self.average_weight)
 
     def _network(self) -> dict[str, Any]:
-        return {"shape": self.shape, "frequencies": self.frequencies, "dtype": self.dtype}
+        return {"shape": self.shape, "frequencies": self.frequencies, "dtype": self.dtype, "levels": self.levels}
 
     def _initial_rng(self) -> torch.Generator:
         # On the CPU, so that a seed gives the same initial weights on every device.
