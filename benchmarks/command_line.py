@@ -6,7 +6,8 @@ import argparse
 import ast
 from typing import Any
 
-PRESETS = ("paper", "fast", "tiny")  # of the generator
+PRESETS = ("paper", "fast", "tiny")  # of generator and schedule
+GENERATOR_PRESETS = (*PRESETS, "offline")
 REFIT = "a refit is not interrupted: with preset paper leave some minutes"  # what a stop of an online run waits for
 
 

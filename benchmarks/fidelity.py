@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from command_line import PRESETS, setting
+from command_line import GENERATOR_PRESETS, setting
 from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
 from fidelity_judge import BINS, Judge
@@ -212,7 +212,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="a name that datasets.py knows, or an .npz of collect.py")
     parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
-    parser.add_argument("--preset", choices=PRESETS, help="of our generator; by default fast on a GPU, tiny on a CPU")
+    parser.add_argument(
+        "--preset", choices=GENERATOR_PRESETS, help="of our generator; by default fast on a GPU, tiny on a CPU"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the preset to change, any number"
     )

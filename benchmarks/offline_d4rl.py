@@ -22,7 +22,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, add_run_options, setting
+from command_line import GENERATOR_PRESETS, add_run_options, setting
 from dataset_files import regenerated_folder
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dataset", required=True, help="such as walker2d-medium-replay-v2, or ...-regen")
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
-    parser.add_argument("--preset", choices=PRESETS, help="of the generator (paper on a GPU, tiny on a CPU)")
+    parser.add_argument("--preset", choices=GENERATOR_PRESETS, help="of the generator (paper on a GPU, tiny on a CPU)")
     parser.add_argument(
         "--rows",
         type=int,

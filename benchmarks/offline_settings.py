@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from command_line import PRESETS
+from command_line import GENERATOR_PRESETS
 from d4rl_facts import TASK_COLUMNS
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
@@ -130,8 +130,8 @@ class Cell:
         if self.network is not None and self.network not in NETWORKS:
             raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {self.network!r}")
         if self.synthetic:
-            if self.preset not in PRESETS:
-                raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
+            if self.preset not in GENERATOR_PRESETS:
+                raise ValueError(f"preset: expected one of {', '.join(GENERATOR_PRESETS)}, got {self.preset!r}")
             if self.generator_config().max_seconds is not None:
                 raise ValueError("generator: with max_seconds the rows would depend on the machine's speed")
         elif self.preset or self.generator or self.rows:

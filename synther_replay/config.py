@@ -111,6 +111,24 @@ class GeneratorConfig:
         return replace(cls(), **changes)
 
     @classmethod
+    def offline(cls, **changes: Any) -> GeneratorConfig:
+        """For a data set that is learnt once and then upsampled: the paper's network, trained and sampled for fidelity.
+
+        It sees about as many rows as with `paper`, in larger batches and thus in half the time, and takes a tenth of
+        the evaluations to generate one.
+        """
+        thorough = cls(
+            width=1024,
+            steps=30_000,
+            warm_start=False,
+            held_out=0.0,
+            patience=None,
+            unsquash_actions=True,
+            sampling_steps=24,
+        )
+        return replace(thorough, **changes)
+
+    @classmethod
     def tiny(cls, **changes: Any) -> GeneratorConfig:
         """A network small enough that a refit takes seconds on a laptop's CPU."""
         small = cls(

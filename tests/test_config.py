@@ -14,7 +14,7 @@ from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.generation import SamplerSettings
 from synther_replay.diffusion.network import NetworkShape
 
-PRESETS = [GeneratorConfig.paper, GeneratorConfig.fast, GeneratorConfig.tiny]
+PRESETS = [GeneratorConfig.paper, GeneratorConfig.fast, GeneratorConfig.offline, GeneratorConfig.tiny]
 
 
 def _values(config: GeneratorConfig, *names: str) -> tuple[Any, ...]:
@@ -53,6 +53,14 @@ def test_fast_is_the_published_network_at_half_the_width_warm_started_and_stoppe
     assert 1_000 <= fast.refresh_steps <= 3_000
     assert fast.sampling_steps <= 32
     assert fast == GeneratorConfig()
+
+
+def test_offline_is_the_published_network_trained_once_on_as_many_rows_and_sampled_in_few_steps() -> None:
+    offline, paper, fast = GeneratorConfig.offline(), GeneratorConfig.paper(), GeneratorConfig.fast()
+    assert dataclasses.replace(offline, squeeze_rows=True).network(200) == paper.network(200)
+    assert 0.5 < offline.steps * offline.batch_size / (paper.steps * paper.batch_size) < 2
+    assert (offline.warm_start, offline.held_out, offline.patience) == (False, 0.0, None)
+    assert offline.sampler() == dataclasses.replace(fast.sampler(), steps=24)
 
 
 def test_tiny_is_small_and_otherwise_as_fast() -> None:
