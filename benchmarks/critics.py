@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 from networks import Network, TorchNetwork, has_kernels
-from stacked import Adam, Layers, MlpShape, backward, forward, padded
+from stacked import Adam, Layers, MlpShape, backward, forward, operands, padded
 from torch import Tensor
 
 from synther_replay.acceleration import fused
@@ -91,13 +91,11 @@ class TorchCritics:
     """
 
     def __init__(self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, target_speed: float) -> None:
-        """Cut the parameters into layers."""
+        """Cut the gradient into layers."""
         self.adam, self.critics, self.target_speed = adam, critics, target_speed
         self.stack = len(values) // 2
-        self.target = values[self.stack :]
-        self._both, self._learning, self._gradient = (
-            Layers.of(part, shape) for part in (values, values[: self.stack], adam.gradient)
-        )
+        self.values, self.target = values, values[self.stack :]
+        self._shape, self._gradient = shape, Layers.of(adam.gradient, shape)
         self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
 
     def refresh(self) -> None:
@@ -109,11 +107,12 @@ class TorchCritics:
         """See `Critics`."""
         _, agents, batch, columns = inputs.shape
         each = inputs.unsqueeze(2).expand(-1, -1, self.critics, -1, -1).reshape(-1, batch, columns)
-        q, kept = forward(self._both, each)
+        both = operands(self.values, self._shape)
+        q, kept = forward(both, each)
         value, next_value = q.view(2, agents, self.critics, batch)
         error = _error(value, next_value, bellman, left_out)
         d_q = error.view(self.stack, batch, 1) * (2 / batch)
-        backward(self._learning, kept.first(self.stack), d_q, self._gradient)
+        backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
         if follow:
             self.adam.step_and_follow(rates, self.target, self.target_speed)
         else:

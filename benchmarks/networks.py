@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from stacked import Adam, Kept, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded
+from stacked import Adam, Kept, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, operands
 from torch import Tensor
 
 from synther_replay.acceleration import has_triton
@@ -70,7 +70,7 @@ def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slic
         from triton_networks import policy_outputs
 
         return policy_outputs(parameters, shape, rows, columns)
-    return forward(Layers.of(parameters, shape), fused_padded(rows[..., columns], columns=shape.padded_inputs))[0]
+    return forward(operands(parameters, shape), fused_padded(rows[..., columns], columns=shape.padded_inputs))[0]
 
 
 def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
@@ -91,12 +91,13 @@ class TorchNetwork:
     """
 
     def __init__(self, parameters: Tensor, shape: MlpShape) -> None:
-        """Cut the parameters into layers."""
-        self._layers = Layers.of(parameters, shape)
-        self._kept: Kept | None = None
+        """There is nothing to keep before `forward`."""
+        self._parameters, self._shape = parameters, shape
+        self._layers, self._kept = Layers(), Kept(parameters, ())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """See `Network`."""
+        self._layers = operands(self._parameters, self._shape)
         out, self._kept = forward(self._layers, inputs)
         return out
 
@@ -105,7 +106,7 @@ class TorchNetwork:
         return backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
 
     def _kept_of(self, d_out: Tensor) -> Kept:
-        assert self._kept is not None, "there is no way back before forward"
+        assert self._kept.hidden, "there is no way back before forward"
         return self._kept.first_rows(d_out.shape[1])
 
 

@@ -7,6 +7,10 @@
 All parameters of a network lie in one row of a matrix ``(S, P)``, so that Adam and target networks are one operation
 on that matrix. Each product below is one kernel for all S networks; with automatic differentiation there would be
 three times as many, and at these sizes a kernel costs its launch.
+
+On a GPU products may take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
+halves then, these scaled so that they are of a row by itself and not of one in a batch; outputs and gradients of
+parameters and inputs stay floats.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from synther_replay.acceleration import fused
 _ALIGN = 4  # tensor cores want float32 rows to start at multiples of 16 bytes
 _LINE = 64  # numbers in a cache line of halves: networks that begin with a line are read in the widest pieces
 BETAS, EPS = (0.9, 0.999), 1e-8
+_LARGEST_HALF = 65504.0
 
 
 def _aligned(size: int, to: int = _ALIGN) -> int:
@@ -78,10 +83,31 @@ class Layers(dict[str, Tensor]):
             for name, size in shape.sizes().items()
         )
 
+    def first(self, count: int) -> Layers:
+        """Those of the first networks only."""
+        return Layers((name, part[:count]) for name, part in self.items())
+
     @property
     def last(self) -> int:
         """Number of the layer that puts out."""
         return (len(self) + 1) // 2
+
+
+def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = None) -> Layers:
+    """Layers of parameters ``(S, P)`` as products take them; copies, which do not follow the parameters.
+
+    Args:
+        parameters: Of the networks.
+        shape: Of one network.
+        dtype: Of all but the last bias, which is added to what stays float; None for halves on a GPU, which its tensor
+            cores multiply twice as fast as floats and with the same mantissa, and floats elsewhere.
+    """
+    layers = Layers.of(parameters, shape)
+    dtype = dtype or (torch.half if parameters.device.type == "cuda" else parameters.dtype)
+    if dtype == parameters.dtype:
+        return layers
+    name = f"b{layers.last}"
+    return Layers({**Layers.of(parameters.to(dtype), shape), name: layers[name]})
 
 
 class Kept(NamedTuple):
@@ -139,47 +165,69 @@ def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
 
 @fused
 def _outer_through_relu(d: Tensor, weight: Tensor, below: Tensor) -> Tensor:
-    return torch.where(below > 0, d * weight.mT, 0.0)
+    wide = d.float() if d.dtype == torch.half else d
+    return _as(torch.where(below > 0, wide * weight.mT, 0.0), below.dtype)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this type; what is beyond the range of halves is put at its end."""
+    return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
+
+
+def _float_product(a: Tensor, b: Tensor) -> Tensor:
+    """Floats, also from halves."""
+    if a.dtype != torch.half:
+        return torch.bmm(a, b)
+    if a.device.type == "cuda":
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())  # a CPU has no such product
 
 
 def forward(w: Layers, x: Tensor) -> tuple[Tensor, Kept]:
     """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
+    x = _as(x, w["w1"].dtype)
     hidden = [torch.bmm(x, w["w1"]).relu_()]
     for k in range(2, w.last):
         hidden.append(_biased_relu(torch.bmm(hidden[-1], w[f"w{k}"]), w[f"b{k}"]))
-    return torch.baddbmm(w[f"b{w.last}"], hidden[-1], w[f"w{w.last}"]), Kept(x, tuple(hidden))
+    last, bias = w[f"w{w.last}"], w[f"b{w.last}"]
+    if last.dtype == bias.dtype:
+        return torch.baddbmm(bias, hidden[-1], last), Kept(x, tuple(hidden))
+    return _float_product(hidden[-1], last) + bias, Kept(x, tuple(hidden))
 
 
 def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
     """Write the gradient of all parameters, given that of the outputs ``(S, B, outputs)``."""
-    d = d_y
+    d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         below = kept.hidden[k - 2]
-        torch.bmm(below.mT, d, out=gradient[f"w{k}"])
-        torch.sum(d, 1, keepdim=True, out=gradient[f"b{k}"])
+        _write_product(below.mT, d, scale, gradient[f"w{k}"])
+        torch.sum(d, 1, keepdim=True, dtype=gradient[f"b{k}"].dtype, out=gradient[f"b{k}"])
+        if scale != 1:
+            gradient[f"b{k}"].div_(scale)
         d = _back_through(w[f"w{k}"], below, d)
-    torch.bmm(kept.x.mT, d, out=gradient["w1"])
+    _write_product(kept.x.mT, d, scale, gradient["w1"])
 
 
 def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
     """The gradient of the inputs, ``(S, B, padded_inputs)``; the parameters are taken as fixed."""
-    d = d_y
+    d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
-    return torch.bmm(d, w["w1"].mT)
+    d_x = _float_product(d, w["w1"].mT)
+    return d_x if scale == 1 else d_x / scale
 
 
 def slopes(w: Layers, kept: Kept) -> list[Tensor]:
     """How outputs (one per network) change with each hidden layer, the last first, and with the inputs at the end.
 
-    Before the hidden layers' relu, that is: ``(S, B, hidden)`` each, then ``(S, B, padded_inputs)``.
+    Before the hidden layers' relu, that is: ``(S, B, hidden)`` each, then ``(S, B, padded_inputs)`` in floats.
     """
     found = []
-    d = torch.ones_like(kept.x[..., :1])
+    d = torch.ones_like(kept.x[..., :1])  # in the type of the products
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
         found.append(d)
-    return [*found, torch.bmm(d, w["w1"].mT)]
+    return [*found, _float_product(d, w["w1"].mT)]
 
 
 def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: Tensor, gradient: Layers) -> None:
@@ -196,15 +244,38 @@ def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: 
         gradient: To be added to.
     """
     by_layer = found[-2::-1]  # of the first hidden layer, the second, ...
-    gradient["w1"].baddbmm_(d_slope.mT, by_layer[0])
-    e = torch.bmm(d_slope, w["w1"])
+    d = _as(d_slope, w["w1"].dtype)
+    _add_product(d.mT, by_layer[0], gradient["w1"])
+    e = torch.bmm(d, w["w1"])
     for k in range(2, w.last + 1):
         e = torch.where(kept.hidden[k - 2] > 0, e, 0.0)
         if k == w.last:
-            gradient[f"w{k}"].add_(e.sum(1).unsqueeze(-1))
+            gradient[f"w{k}"].add_(e.sum(1, dtype=gradient[f"w{k}"].dtype).unsqueeze(-1))
         else:
-            gradient[f"w{k}"].baddbmm_(e.mT, by_layer[k - 1])
+            _add_product(e.mT, by_layer[k - 1], gradient[f"w{k}"])
             e = torch.bmm(e, w[f"w{k}"])
+
+
+def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
+    """Gradients of outputs in the type of the products, and what they are multiplied with to fit its range."""
+    if (dtype := w["w1"].dtype) == d_y.dtype:
+        return d_y, 1
+    scale = d_y.shape[1]
+    return _as(d_y * scale, dtype), scale
+
+
+def _write_product(a: Tensor, b: Tensor, scale: int, out: Tensor) -> None:
+    if a.dtype == out.dtype:
+        torch.bmm(a, b, out=out)
+    else:
+        torch.div(_float_product(a, b), scale, out=out)
+
+
+def _add_product(a: Tensor, b: Tensor, to: Tensor) -> None:
+    if a.dtype == to.dtype:
+        to.baddbmm_(a, b)
+    else:
+        to.add_(_float_product(a, b))
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from networks import outputs_for
-from stacked import Adam, Kept, Layers, MlpShape, backward, forward, fused_padded
+from stacked import Adam, Kept, Layers, MlpShape, backward, forward, fused_padded, operands
 from tanh_gaussian import LOG_STD, alpha_gradient, squash
 from torch import Tensor
 
@@ -88,10 +88,8 @@ class StackedCQL(OfflineLearner):
         next_out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         wanted = self._wanted(rows, squash(next_out, noise[:, 1], LOG_STD)[0])
         d_q, kept_values = self._critic_gradient(rows, wanted, out, next_out, noise[:, 2:], chance)
-        critics, gradient = (
-            Layers.of(part, self.critic_shape) for part in (self.critic.parameters, self.critic.gradient)
-        )
-        backward(critics, kept_values, d_q, gradient)
+        critics = operands(self.critic.parameters, self.critic_shape)
+        backward(critics, kept_values, d_q, Layers.of(self.critic.gradient, self.critic_shape))
         _, log_prob = squash(out, noise[:, 0], LOG_STD)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         # The policy by the critics of before, which have their gradient but did not take their step yet.
@@ -106,7 +104,7 @@ class StackedCQL(OfflineLearner):
         """What critics should say of the actions in the data, ``(M, B)``; entropy does not count."""
         spec = self.rows.spec
         inputs = self._inputs(rows[..., spec.next_observations], next_actions.unsqueeze(1))
-        q, _ = forward(Layers.of(self.values[self.stack :], self.critic_shape), inputs)
+        q, _ = forward(operands(self.values[self.stack :], self.critic_shape), inputs)
         least, _ = smallest(q.view(self.agents, 2, -1))
         discount = self.settings.gamma * (1 - rows[..., spec.terminated.start])
         return rows[..., spec.rewards.start] + discount * least
@@ -123,7 +121,7 @@ class StackedCQL(OfflineLearner):
         log_density = torch.cat((density, then_log_prob, now_log_prob), 1)
         actions = torch.cat((rows[:, None, :, spec.actions], chance, then, now), 1)
         observations = rows[..., spec.observations]
-        q, kept = forward(Layers.of(self.critic.parameters, self.critic_shape), self._inputs(observations, actions))
+        q, kept = forward(operands(self.critic.parameters, self.critic_shape), self._inputs(observations, actions))
         values = q.view(self.agents, 2, 1 + 3 * asked, batch).transpose(2, 3)
         d_q = _gradient(values, log_density.transpose(1, 2).unsqueeze(1), wanted.unsqueeze(1), self.settings.weight)
         return d_q.transpose(2, 3).reshape(q.shape), kept

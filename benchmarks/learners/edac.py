@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from critics import inputs_of_each
 from networks import outputs_for
-from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, slopes
+from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, operands, slopes
 from tanh_gaussian import Bounds, alpha_gradient, bellman, squash
 from torch import Tensor
 
@@ -104,14 +104,14 @@ class StackedEDAC(OfflineLearner):
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         next_actions, log_prob = squash(out, noise, _LOG_STD)
         then = inputs_of_each(rows[..., spec.next_observations], next_actions, settings.critics, columns)
-        next_q, _ = forward(Layers.of(self.values[self.stack :], shape), then)
+        next_q, _ = forward(operands(self.values[self.stack :], shape), then)
         least, _ = smallest(next_q.view(self.agents, settings.critics, batch))
         parts = bellman(
             rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
         )
         wanted = parts[0] * least + parts[1]
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        critics, gradient = (Layers.of(part, shape) for part in (self.critic.parameters, self.critic.gradient))
+        critics, gradient = operands(self.critic.parameters, shape), Layers.of(self.critic.gradient, shape)
         q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))
         error = q.view(self.agents, settings.critics, batch) - wanted.unsqueeze(1)
         backward(critics, kept, (error * (2 / batch)).view(self.stack, batch, 1), gradient)
