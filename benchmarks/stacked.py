@@ -94,7 +94,7 @@ class Layers(dict[str, Tensor]):
 
 
 def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = None) -> Layers:
-    """Layers of parameters ``(S, P)`` as products take them; copies, which do not follow the parameters.
+    """Layers of parameters ``(S, P)`` as products take them: to be made anew when the parameters have changed.
 
     Args:
         parameters: Of the networks.
@@ -167,6 +167,11 @@ def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
 def _outer_through_relu(d: Tensor, weight: Tensor, below: Tensor) -> Tensor:
     wide = d.float() if d.dtype == torch.half else d
     return _as(torch.where(below > 0, wide * weight.mT, 0.0), below.dtype)
+
+
+@fused
+def _where_open(d: Tensor, below: Tensor) -> Tensor:
+    return _as(torch.where(below > 0, d, 0.0), below.dtype)
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -244,16 +249,14 @@ def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: 
         gradient: To be added to.
     """
     by_layer = found[-2::-1]  # of the first hidden layer, the second, ...
-    d = _as(d_slope, w["w1"].dtype)
-    _add_product(d.mT, by_layer[0], gradient["w1"])
-    e = torch.bmm(d, w["w1"])
+    d, scale = _scaled(d_slope, w)
+    _add_product(d.mT, by_layer[0], scale, gradient["w1"])
     for k in range(2, w.last + 1):
-        e = torch.where(kept.hidden[k - 2] > 0, e, 0.0)
+        d = _where_open(_float_product(d, w[f"w{k - 1}"]), kept.hidden[k - 2])
         if k == w.last:
-            gradient[f"w{k}"].add_(e.sum(1, dtype=gradient[f"w{k}"].dtype).unsqueeze(-1))
+            gradient[f"w{k}"].add_(d.sum(1, dtype=gradient[f"w{k}"].dtype).unsqueeze(-1), alpha=1 / scale)
         else:
-            _add_product(e.mT, by_layer[k - 1], gradient[f"w{k}"])
-            e = torch.bmm(e, w[f"w{k}"])
+            _add_product(d.mT, by_layer[k - 1], scale, gradient[f"w{k}"])
 
 
 def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
@@ -271,11 +274,11 @@ def _write_product(a: Tensor, b: Tensor, scale: int, out: Tensor) -> None:
         torch.div(_float_product(a, b), scale, out=out)
 
 
-def _add_product(a: Tensor, b: Tensor, to: Tensor) -> None:
+def _add_product(a: Tensor, b: Tensor, scale: int, to: Tensor) -> None:
     if a.dtype == to.dtype:
         to.baddbmm_(a, b)
     else:
-        to.add_(_float_product(a, b))
+        to.add_(_float_product(a, b), alpha=1 / scale)
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:

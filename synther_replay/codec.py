@@ -33,10 +33,11 @@ from synther_replay.transitions import TransitionSpec
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
-# An action that has come this share of the way from the middle to its bound counts as on it; as a float32 before tanh.
+# An action that has come this share of the way from the middle to its bound counts as on it.
 _SQUASHED = 1 - 1e-6
+# What it was before tanh, as a float32, less a last digit that devices may round in another way.
+_UNSQUASHED_END = float(np.nextafter(np.float32(np.arctanh(_SQUASHED)), np.float32(0)))
 _WIDEST = 1e4  # bounds further apart than this are not those of a tanh
-_UNSQUASHED_END = float(np.float32(np.arctanh(_SQUASHED)))
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
 
 

@@ -114,8 +114,8 @@ class GeneratorConfig:
     def offline(cls, **changes: Any) -> GeneratorConfig:
         """For a data set that is learnt once and then upsampled: the paper's network, trained and sampled for fidelity.
 
-        It sees about as many rows as with `paper`, in larger batches and thus in half the time, and takes a tenth of
-        the evaluations to generate one.
+        It sees about as many rows as with `paper`, in larger batches, and takes a tenth of the network's evaluations
+        to generate one.
         """
         thorough = cls(
             width=1024,

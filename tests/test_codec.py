@@ -673,9 +673,8 @@ def test_unsquashed_actions_on_a_bound_come_back_exactly_there():
     rows, _ = squashed(spec)
     high = torch.tensor(np.float32(0.4))
     rows[:, ::3, spec.actions], rows[:, 1::3, spec.actions] = high, -high
-    decoded, _ = fitted(spec, rows, unsquash_actions=True).decode(
-        fitted(spec, rows, unsquash_actions=True).encode(rows)
-    )
+    codec = fitted(spec, rows, unsquash_actions=True)
+    decoded, _ = codec.decode(codec.encode(rows))
     for on_bound in (rows == high, rows == -high):
         assert torch.equal(decoded[on_bound], rows[on_bound])
 

@@ -61,6 +61,8 @@ def test_offline_is_the_published_network_trained_once_on_as_many_rows_and_sampl
     assert 0.5 < offline.steps * offline.batch_size / (paper.steps * paper.batch_size) < 2
     assert (offline.warm_start, offline.held_out, offline.patience) == (False, 0.0, None)
     assert offline.sampler() == dataclasses.replace(fast.sampler(), steps=24)
+    assert offline.unsquash_actions
+    assert not any(preset().unsquash_actions for preset in PRESETS if preset != GeneratorConfig.offline)
 
 
 def test_tiny_is_small_and_otherwise_as_fast() -> None:

@@ -607,6 +607,7 @@ class TestOnGpu:
         with_kernels, _ = self.learned(algo, calls=1)
         for module in (critics, networks):
             monkeypatch.setattr(module, "has_kernels", lambda *_: False)
+            monkeypatch.setattr(module, "operands", Layers.of)  # in floats
         without, _ = self.learned(algo, calls=1)
         for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
             # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.

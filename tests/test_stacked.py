@@ -21,7 +21,6 @@ from stacked import (
 )
 
 BATCH, STACK = 64, 3
-KINDS = pytest.mark.parametrize(("outputs", "layers"), [(1, 2), (1, 3), (6, 3)])
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
     assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
 
 
-@KINDS
+@pytest.mark.parametrize(("outputs", "layers"), [(1, 2), (1, 3), (6, 3)])
 def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
     shape, parameters = drawn(outputs, layers)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
@@ -86,17 +85,18 @@ def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
         assert near(found, expected)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 10.0])
 @pytest.mark.parametrize("layers", [2, 3])
-def test_slopes_and_their_gradients_are_nearly_the_same(layers, normal):
+def test_slopes_and_their_gradients_are_nearly_the_same(layers, size, normal):
     shape, parameters = drawn(1, layers)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
     alike = same_units_open(shape, parameters, x)
-    d_slope = normal(STACK, BATCH, shape.padded_inputs) * 1e-3 * alike
+    d_slope = normal(STACK, BATCH, shape.padded_inputs) * size * alike
 
     def act(w):
         _, kept = forward(w, x)
         found = slopes(w, kept)
-        gradient = torch.ones_like(parameters) * 1e-3
+        gradient = torch.full_like(parameters, size)  # that is added to
         add_backward_of_slopes(w, kept, found, d_slope, Layers.of(gradient, shape))
         return found[-1] * alike, gradient
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import critics
+import networks
 from critics import TorchCritics
 from networks import LearningTorchNetwork
 from stacked import Adam, Layers, MlpShape, forward, initialise, padded
@@ -25,6 +27,13 @@ HIDDEN, BATCH = (64, 64) if INTERPRETED else (256, 256)
 _triton_networks = importlib.import_module("triton_networks")
 LearningTritonNetwork, TritonCritics = _triton_networks.LearningTritonNetwork, _triton_networks.TritonCritics
 policy_outputs = _triton_networks.policy_outputs
+
+
+@pytest.fixture(autouse=True)
+def floats(monkeypatch):
+    """Operations that kernels are held against take floats, also on a GPU."""
+    for module in (critics, networks):
+        monkeypatch.setattr(module, "operands", Layers.of)
 
 
 @pytest.fixture
@@ -97,7 +106,8 @@ def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, norma
         q = updater.first.forward(problems[0][0][0])
         slopes.append(updater.first.back_to_inputs(torch.ones_like(q) / BATCH))
         found.append((adam.mean, adam.square, q, values - start))
-    # Adam divides small gradients by their own size.
+    # Adam divides small gradients by their own size. Operations with halves are as far from those with floats: of one
+    # agent's values 1.7e-3 in the median of 40 problems, 6.7e-3 at most.
     for ours, expected, share in zip(found[1], found[0], (0.01, 3e-3, 5e-3, 0.05), strict=True):
         assert_near(ours, expected, share)
     assert_mostly_near(slopes[1], slopes[0])
