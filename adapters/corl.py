@@ -63,7 +63,8 @@ class ReplayBuffer:
         buffer_size: Most real transitions to hold; memory is allocated as it fills.
         device: Where rows, generator and batches live.
         real_ratio: Share of each batch that is real. 0: only synthetic rows, as the paper does offline; 1: only real.
-        generator: Settings of a diffusion model, or a generator of another kind; None as fits the device.
+        generator: Settings of a diffusion model, or a generator of another kind; None as fits the device: on a GPU
+            `GeneratorConfig.offline()`, with a schedule `fast()`, and on a CPU `tiny()`.
         schedule: When to refit by itself, in `sample`, while `add_transition` brings new rows; None: never.
         synthetic_capacity: Most synthetic rows to hold (for a moment twice as many, when replaced); None: no limit.
         max_action: Actions lie from minus this to this. None: in the range of the real ones, and when that has
@@ -92,6 +93,8 @@ class ReplayBuffer:
             raise ValueError(f"max_action: expected a positive number, got {max_action!r}")
         self._max_action = max_action
         self._ring = RingBuffer(self._spec(math.inf), whole_number("buffer_size", buffer_size), device=device)
+        if generator is None and schedule is None:
+            generator = _fitted_once(self._ring.device)
         limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
         self._options = SourceOptions(real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed)
         own = getattr(generator, "spec", None)
@@ -341,6 +344,11 @@ class ReplayBuffer:
         return TransitionSpec.from_spaces(
             Box(-np.inf, np.inf, states), Box(-high if low is None else low, high, actions)
         )
+
+
+def _fitted_once(device: torch.device) -> GeneratorConfig | None:
+    """Settings for a model that no refit will follow, so that it may take its time where time is cheap."""
+    return GeneratorConfig.offline() if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)

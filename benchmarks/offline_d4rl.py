@@ -36,7 +36,7 @@ from synther_replay.errors import DivergedError, GenerationError
 RESULTS = Path("results") / "offline"
 # What one can wait for.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"preset": "paper", "seeds": 8, "steps": 1_000_000},
+    "cuda": {"preset": "offline", "seeds": 8, "steps": 1_000_000},
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000},
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
@@ -49,7 +49,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dataset", required=True, help="such as walker2d-medium-replay-v2, or ...-regen")
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
-    parser.add_argument("--preset", choices=GENERATOR_PRESETS, help="of the generator (paper on a GPU, tiny on a CPU)")
+    parser.add_argument(
+        "--preset", choices=GENERATOR_PRESETS, help="of the generator (offline on a GPU, tiny on a CPU)"
+    )
     parser.add_argument(
         "--rows",
         type=int,

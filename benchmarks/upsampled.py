@@ -1,7 +1,7 @@
 """Synthetic rows of a data set: made once for all runs that share them, and kept in files for those to come.
 
-To fit the paper's generator and draw five million rows takes longer than to learn from them, and a run that is
-continued must find the same rows again.
+To fit a generator and draw five million rows takes a while, with the paper's settings as long as to learn from them,
+and a run that is continued must find the same rows again.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class TestCells:
         args = self.parse(monkeypatch, "--algo", "iql", "--data", data)
         args.device = torch.device("cuda", 0)
         found = offline_d4rl.cell_of(args, "iql", data)
-        generator = {} if data == "real" else {"preset": "paper"}
+        generator = {} if data == "real" else {"preset": "offline"}
         assert found == Cell(HOPPER, "iql", data, seeds=8, steps=1_000_000, **generator)
 
     def test_real_rows_are_what_is_learnt_from_where_nothing_is_said(self, monkeypatch):

@@ -334,6 +334,16 @@ def test_range_of_actions_is_that_of_the_data_unless_given():
     assert buffer._source.spec.action_leaves[0].high[0] == np.float32(0.9)
 
 
+def test_default_generator_takes_its_time_only_where_it_is_fitted_once_and_on_a_gpu(monkeypatch):
+    assert corl._fitted_once(torch.device("cuda")) == GeneratorConfig.offline()
+    assert corl._fitted_once(torch.device("cpu")) is None
+    monkeypatch.setattr(corl, "_fitted_once", lambda device: TINY)
+    once, again = filled(), filled(schedule=RetrainSchedule.tiny(), max_action=1.0)
+    once.upsample(10)
+    assert once._source.generator.config == TINY
+    assert again._source.generator.config == GeneratorConfig.tiny()
+
+
 def test_too_few_rows_to_fit_are_refused():
     buffer = filled(10, generator=TINY)
     with pytest.raises(ValueError, match="at least 32 rows"):
