@@ -9,7 +9,8 @@ twenty:
 3. `learn`: the gradient of each tile of weights, with Adam and the target network applied to the tile right there,
    so that no gradient is ever written.
 
-Other networks learn by a gradient that is given: `outputs` instead of the first, `back` instead of the second.
+Other networks learn by a gradient that is given: `outputs` instead of the first, `back` instead of the second. Networks
+that these do not fit, with other numbers of hidden layers or wider ones, are left to `product`, a layer at a time.
 
 Tiles of one network follow each other in a grid, so that what they share is still in the cache.
 
@@ -38,6 +39,48 @@ def _half(x):
     """As a half, at the end of the range where it is beyond; what is no number stays none."""
     low = tl.maximum(x, -_LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(low, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+
+
+@triton.jit
+def product(
+    a, b, out, bias, unit,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, A_S: tl.constexpr, A_M: tl.constexpr, A_K: tl.constexpr,
+    B_S: tl.constexpr, B_K: tl.constexpr, B_N: tl.constexpr, O_S: tl.constexpr, O_M: tl.constexpr, BIAS_S: tl.constexpr,
+    FACTOR: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A product of halves for each network, with what follows it; `triton_products.product` says what that can be."""
+    tile, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    across: tl.constexpr = (N + BN - 1) // BN
+    m, n, k = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    left = a + network * A_S + m[:, None] * A_M + k[None, :] * A_K
+    right = b + network * B_S + k[:, None] * B_K + n[None, :] * B_N
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        if M % BM == 0 and K % BK == 0:
+            x = tl.load(left + start * A_K)
+        else:
+            x = tl.load(left + start * A_K, mask=(m[:, None] < M) & (start + k[None, :] < K), other=0.0)
+        if N % BN == 0 and K % BK == 0:
+            y = tl.load(right + start * B_K)
+        else:
+            y = tl.load(right + start * B_K, mask=(start + k[:, None] < K) & (n[None, :] < N), other=0.0)
+        total = tl.dot(x, y, total)
+    total *= FACTOR
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    if BIASED:
+        total += tl.load(bias + network * BIAS_S + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = _relu(total)
+    if MASKED:
+        open_units = tl.load(unit + network * M * N + m[:, None] * N + n[None, :], mask=inside, other=0.0) > 0
+        total = tl.where(open_units, total, 0.0)
+    place = out + network * O_S + m[:, None] * O_M + n[None, :]
+    if ADD:
+        total += tl.load(place, mask=inside, other=0.0)
+    if out.dtype.element_ty == tl.float16:
+        total = _half(total)
+    tl.store(place, total, mask=inside)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from products import as_type, in_floats, opened, outer_where_open, where_open, write_product
 from torch import Tensor
 
 from synther_replay.acceleration import fused
@@ -28,7 +29,6 @@ from synther_replay.acceleration import fused
 _ALIGN = 4  # tensor cores want float32 rows to start at multiples of 16 bytes
 _LINE = 64  # numbers in a cache line of halves: networks that begin with a line are read in the widest pieces
 BETAS, EPS = (0.9, 0.999), 1e-8
-_LARGEST_HALF = 65504.0
 
 
 def _aligned(size: int, to: int = _ALIGN) -> int:
@@ -158,46 +158,13 @@ def padded(*parts: Tensor, columns: int) -> Tensor:
 fused_padded = fused(padded)
 
 
-@fused
-def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
-    return (z + bias).relu()
-
-
-@fused
-def _outer_through_relu(d: Tensor, weight: Tensor, below: Tensor) -> Tensor:
-    wide = d.float() if d.dtype == torch.half else d
-    return _as(torch.where(below > 0, wide * weight.mT, 0.0), below.dtype)
-
-
-@fused
-def _where_open(d: Tensor, below: Tensor) -> Tensor:
-    return _as(torch.where(below > 0, d, 0.0), below.dtype)
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this type; what is beyond the range of halves is put at its end."""
-    return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
-
-
-def _float_product(a: Tensor, b: Tensor) -> Tensor:
-    """Floats, also from halves."""
-    if a.dtype != torch.half:
-        return torch.bmm(a, b)
-    if a.device.type == "cuda":
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(a.float(), b.float())  # a CPU has no such product
-
-
 def forward(w: Layers, x: Tensor) -> tuple[Tensor, Kept]:
     """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
-    x = _as(x, w["w1"].dtype)
-    hidden = [torch.bmm(x, w["w1"]).relu_()]
+    x = as_type(x, w["w1"].dtype)
+    hidden = [opened(x, w["w1"])]
     for k in range(2, w.last):
-        hidden.append(_biased_relu(torch.bmm(hidden[-1], w[f"w{k}"]), w[f"b{k}"]))
-    last, bias = w[f"w{w.last}"], w[f"b{w.last}"]
-    if last.dtype == bias.dtype:
-        return torch.baddbmm(bias, hidden[-1], last), Kept(x, tuple(hidden))
-    return _float_product(hidden[-1], last) + bias, Kept(x, tuple(hidden))
+        hidden.append(opened(hidden[-1], w[f"w{k}"], w[f"b{k}"]))
+    return in_floats(hidden[-1], w[f"w{w.last}"], w[f"b{w.last}"]), Kept(x, tuple(hidden))
 
 
 def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
@@ -205,12 +172,12 @@ def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         below = kept.hidden[k - 2]
-        _write_product(below.mT, d, scale, gradient[f"w{k}"])
+        write_product(below.mT, d, 1 / scale, gradient[f"w{k}"])
         torch.sum(d, 1, keepdim=True, dtype=gradient[f"b{k}"].dtype, out=gradient[f"b{k}"])
         if scale != 1:
             gradient[f"b{k}"].div_(scale)
         d = _back_through(w[f"w{k}"], below, d)
-    _write_product(kept.x.mT, d, scale, gradient["w1"])
+    write_product(kept.x.mT, d, 1 / scale, gradient["w1"])
 
 
 def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
@@ -218,7 +185,7 @@ def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
-    d_x = _float_product(d, w["w1"].mT)
+    d_x = in_floats(d, w["w1"].mT)
     return d_x if scale == 1 else d_x / scale
 
 
@@ -232,7 +199,7 @@ def slopes(w: Layers, kept: Kept) -> list[Tensor]:
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
         found.append(d)
-    return [*found, _float_product(d, w["w1"].mT)]
+    return [*found, in_floats(d, w["w1"].mT)]
 
 
 def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: Tensor, gradient: Layers) -> None:
@@ -250,13 +217,13 @@ def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: 
     """
     by_layer = found[-2::-1]  # of the first hidden layer, the second, ...
     d, scale = _scaled(d_slope, w)
-    _add_product(d.mT, by_layer[0], scale, gradient["w1"])
+    write_product(d.mT, by_layer[0], 1 / scale, gradient["w1"], add=True)
     for k in range(2, w.last + 1):
-        d = _where_open(_float_product(d, w[f"w{k - 1}"]), kept.hidden[k - 2])
+        d = where_open(d, w[f"w{k - 1}"], kept.hidden[k - 2])
         if k == w.last:
             gradient[f"w{k}"].add_(d.sum(1, dtype=gradient[f"w{k}"].dtype).unsqueeze(-1), alpha=1 / scale)
         else:
-            _add_product(d.mT, by_layer[k - 1], scale, gradient[f"w{k}"])
+            write_product(d.mT, by_layer[k - 1], 1 / scale, gradient[f"w{k}"], add=True)
 
 
 def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
@@ -264,28 +231,14 @@ def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
     if (dtype := w["w1"].dtype) == d_y.dtype:
         return d_y, 1
     scale = d_y.shape[1]
-    return _as(d_y * scale, dtype), scale
-
-
-def _write_product(a: Tensor, b: Tensor, scale: int, out: Tensor) -> None:
-    if a.dtype == out.dtype:
-        torch.bmm(a, b, out=out)
-    else:
-        torch.div(_float_product(a, b), scale, out=out)
-
-
-def _add_product(a: Tensor, b: Tensor, scale: int, to: Tensor) -> None:
-    if a.dtype == to.dtype:
-        to.baddbmm_(a, b)
-    else:
-        to.add_(_float_product(a, b), alpha=1 / scale)
+    return as_type(d_y * scale, dtype), scale
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:
     """Gradient before the hidden layer `below`, given that after the product of it with `weight`."""
     if d.shape[-1] == 1:
-        return _outer_through_relu(d, weight, below)
-    return torch.ops.aten.threshold_backward(torch.bmm(d, weight.mT), below, 0)
+        return outer_where_open(d, weight.mT, below)
+    return where_open(d, weight.mT, below)
 
 
 class Adam:

@@ -87,14 +87,14 @@ class StackedCQL(OfflineLearner):
         out = self._policy_outputs(observations)
         next_out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         wanted = self._wanted(rows, squash(next_out, noise[:, 1], LOG_STD)[0])
-        d_q, kept_values = self._critic_gradient(rows, wanted, out, next_out, noise[:, 2:], chance)
         critics = operands(self.critic.parameters, self.critic_shape)
+        d_q, kept_values = self._critic_gradient(critics, rows, wanted, out, next_out, noise[:, 2:], chance)
         backward(critics, kept_values, d_q, Layers.of(self.critic.gradient, self.critic_shape))
         _, log_prob = squash(out, noise[:, 0], LOG_STD)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         # The policy by the critics of before, which have their gradient but did not take their step yet.
         rates = self.policy.rates(self.updates, 1)[0]
-        self._update_policy(observations, out, noise[:, 0], alpha, rates, LOG_STD)
+        self._update_policy(critics, observations, out, noise[:, 0], alpha, rates, LOG_STD)
         self.log_alpha.step(rates)
         target = self.values[self.stack :]
         self.critic.step_and_follow(self.critic.rates(self.updates, 1)[0], target, settings.target_speed)
@@ -110,7 +110,14 @@ class StackedCQL(OfflineLearner):
         return rows[..., spec.rewards.start] + discount * least
 
     def _critic_gradient(
-        self, rows: Tensor, wanted: Tensor, out: Tensor, next_out: Tensor, noise: Tensor, chance: Tensor
+        self,
+        critics: Layers,
+        rows: Tensor,
+        wanted: Tensor,
+        out: Tensor,
+        next_out: Tensor,
+        noise: Tensor,
+        chance: Tensor,
     ) -> tuple[Tensor, Kept]:
         """Gradient of what critics say of all actions, and what the way back needs."""
         spec, asked, batch = self.rows.spec, self.settings.asked, rows.shape[1]
@@ -121,7 +128,7 @@ class StackedCQL(OfflineLearner):
         log_density = torch.cat((density, then_log_prob, now_log_prob), 1)
         actions = torch.cat((rows[:, None, :, spec.actions], chance, then, now), 1)
         observations = rows[..., spec.observations]
-        q, kept = forward(operands(self.critic.parameters, self.critic_shape), self._inputs(observations, actions))
+        q, kept = forward(critics, self._inputs(observations, actions))
         values = q.view(self.agents, 2, 1 + 3 * asked, batch).transpose(2, 3)
         d_q = _gradient(values, log_density.transpose(1, 2).unsqueeze(1), wanted.unsqueeze(1), self.settings.weight)
         return d_q.transpose(2, 3).reshape(q.shape), kept

@@ -94,11 +94,12 @@ class StackedEDAC(OfflineLearner):
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
         alpha = self.log_alpha.parameters.exp()
-        self._update_policy(observations, out, noise[:, 1], alpha, rates, _LOG_STD)
-        self._update_critics(rows, noise[:, 2], alpha, rates)
+        critics = operands(self.critic.parameters, self.critic_shape)
+        self._update_policy(critics, observations, out, noise[:, 1], alpha, rates, _LOG_STD)
+        self._update_critics(critics, rows, noise[:, 2], alpha, rates)
         self.updates += 1
 
-    def _update_critics(self, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
+    def _update_critics(self, critics: Layers, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
         settings, spec, shape = self.settings, self.rows.spec, self.critic_shape
         batch, columns = rows.shape[1], shape.padded_inputs
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
@@ -111,7 +112,7 @@ class StackedEDAC(OfflineLearner):
         )
         wanted = parts[0] * least + parts[1]
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        critics, gradient = operands(self.critic.parameters, shape), Layers.of(self.critic.gradient, shape)
+        gradient = Layers.of(self.critic.gradient, shape)
         q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))
         error = q.view(self.agents, settings.critics, batch) - wanted.unsqueeze(1)
         backward(critics, kept, (error * (2 / batch)).view(self.stack, batch, 1), gradient)

@@ -9,7 +9,7 @@ import torch
 from captured import CapturedLearner
 from critics import inputs_of_each, make_critics
 from networks import make_network
-from stacked import Adam, Layers, MlpShape, backward_to_inputs, forward, fused_padded, initialise_as_torch, operands
+from stacked import Adam, Layers, MlpShape, backward_to_inputs, forward, fused_padded, initialise_as_torch
 from tanh_gaussian import Bounds, into_policy, squash
 from torch import Tensor
 
@@ -130,6 +130,7 @@ class OfflineLearner(CapturedLearner):
 
     def _update_policy(
         self,
+        values: Layers,
         observations: Tensor,
         out: Tensor,
         noise: Tensor,
@@ -137,12 +138,11 @@ class OfflineLearner(CapturedLearner):
         rates: Tensor,
         bounds: Bounds,
     ) -> None:
-        """One step of policies with a spread towards ``min E[alpha log pi - smallest Q]``."""
+        """One step of policies with a spread towards ``min E[alpha log pi - smallest Q]`` by the critics `values`."""
         batch = observations.shape[1]
         critics = len(self.critic.parameters) // self.agents
         actions, _ = squash(out, noise, bounds)
         inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
-        values = operands(self.critic.parameters, self.critic_shape)
         q, kept_values = forward(values, inputs)
         _, d_q = smallest(q.view(self.agents, critics, batch))
         d_inputs = backward_to_inputs(values, kept_values, d_q.view(-1, batch, 1))

@@ -1,0 +1,87 @@
+"""Products of many networks' layers with what follows them: PyTorch operations everywhere, one kernel each on a GPU.
+
+Operands ``(S, m, k)`` and ``(S, k, n)`` are floats or halves. What the next product takes is of their type; what is
+learnt by, or put out, is in floats.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from synther_replay.acceleration import fused, has_triton
+
+_LARGEST_HALF = 65504.0
+
+
+def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this type; what is beyond the range of halves is put at its end."""
+    return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
+
+
+def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``relu(a @ b + bias)``."""
+    if _has_kernel(a):
+        from triton_products import product
+
+        return product(a, b, bias=bias, relu=True)
+    z = torch.bmm(a, b)
+    return z.relu_() if bias is None else _biased_relu(z, bias)
+
+
+def where_open(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
+    """``a @ b`` where `unit`, what a relu put out, is above 0, and 0 elsewhere."""
+    if _has_kernel(a):
+        from triton_products import product
+
+        return product(a, b, unit=unit)
+    if a.dtype == torch.half:
+        return _where_open(in_floats(a, b), unit)
+    return torch.ops.aten.threshold_backward(torch.bmm(a, b), unit, 0)
+
+
+@fused
+def outer_where_open(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
+    """The same for ``k = 1``, which is no work for a product."""
+    wide = column.float() if column.dtype == torch.half else column
+    return as_type(torch.where(unit > 0, wide * row, 0.0), unit.dtype)
+
+
+def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a @ b + bias``."""
+    if _has_kernel(a):
+        from triton_products import product
+
+        return product(a, b, bias=bias, dtype=torch.float32)
+    if a.dtype == torch.half:
+        a, b = a.float(), b.float()
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+
+
+def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
+    """Write ``factor * a @ b`` to floats, or add it to them."""
+    if _has_kernel(a):
+        from triton_products import product
+
+        product(a, b, factor=factor, out=out, add=add)
+    elif add:
+        out.add_(in_floats(a, b), alpha=factor)
+    elif factor == 1 and a.dtype == out.dtype:
+        torch.bmm(a, b, out=out)
+    else:
+        torch.mul(in_floats(a, b), factor, out=out)
+
+
+def _has_kernel(a: Tensor) -> bool:
+    """Whether there is one for such operands; floats are left to the library, which multiplies them as TF32."""
+    return a.dtype == torch.half and a.is_cuda and has_triton()
+
+
+@fused
+def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
+    return (z + bias).relu()
+
+
+@fused
+def _where_open(d: Tensor, unit: Tensor) -> Tensor:
+    return as_type(torch.where(unit > 0, d, 0.0), unit.dtype)
