@@ -45,9 +45,9 @@ def _half(x):
 def product(
     a, b, out, bias, unit,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, A_S: tl.constexpr, A_M: tl.constexpr, A_K: tl.constexpr,
-    B_S: tl.constexpr, B_K: tl.constexpr, B_N: tl.constexpr, O_S: tl.constexpr, O_M: tl.constexpr, BIAS_S: tl.constexpr,
-    FACTOR: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    B_S: tl.constexpr, B_K: tl.constexpr, B_N: tl.constexpr, O_S: tl.constexpr, O_M: tl.constexpr, U_S: tl.constexpr,
+    U_M: tl.constexpr, BIAS_S: tl.constexpr, FACTOR: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr,
+    MASKED: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """A product of halves for each network, with what follows it; `triton_products.product` says what that can be."""
     tile, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -73,7 +73,7 @@ def product(
     if RELU:
         total = _relu(total)
     if MASKED:
-        open_units = tl.load(unit + network * M * N + m[:, None] * N + n[None, :], mask=inside, other=0.0) > 0
+        open_units = tl.load(unit + network * U_S + m[:, None] * U_M + n[None, :], mask=inside, other=0.0) > 0
         total = tl.where(open_units, total, 0.0)
     place = out + network * O_S + m[:, None] * O_M + n[None, :]
     if ADD:

@@ -25,6 +25,8 @@ def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         from triton_products import product
 
         return product(a, b, bias=bias, relu=True)
+    if a.dtype == torch.half:
+        return as_type(in_floats(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
     z = torch.bmm(a, b)
     return z.relu_() if bias is None else _biased_relu(z, bias)
 

@@ -39,7 +39,8 @@ def product(
     (stack, m, k), n = a.shape, b.shape[2]
     if out is None:
         out = torch.empty(stack, m, n, dtype=dtype or a.dtype, device=a.device)
-    if out.stride(2) != 1 or (unit is not None and not unit.is_contiguous()):
+    unit_or_out = out if unit is None else unit
+    if out.stride(2) != 1 or unit_or_out.stride(2) != 1:
         raise ValueError("out and unit: expected rows of numbers that lie side by side")
     for edge in _EDGES:
         tall, wide = _tile(m, edge), _tile(n, edge)
@@ -47,11 +48,11 @@ def product(
         if tiles * stack >= _MULTIPROCESSORS:
             break
     kernels.product[(tiles, stack)](
-        a, b, out, out if bias is None else bias, out if unit is None else unit, M=m, N=n, K=k, A_S=a.stride(0),
-        A_M=a.stride(1), A_K=a.stride(2), B_S=b.stride(0), B_K=b.stride(1), B_N=b.stride(2), O_S=out.stride(0),
-        O_M=out.stride(1), BIAS_S=0 if bias is None else bias.stride(0), FACTOR=factor, BIASED=bias is not None,
-        RELU=relu, MASKED=unit is not None, ADD=add, BM=tall, BN=wide, BK=_tile(k, _DEPTH),
-        num_warps=8 if tall * wide == _EDGES[0] ** 2 else 4, num_stages=3,
+        a, b, out, out if bias is None else bias, unit_or_out, M=m, N=n, K=k, A_S=a.stride(0), A_M=a.stride(1),
+        A_K=a.stride(2), B_S=b.stride(0), B_K=b.stride(1), B_N=b.stride(2), O_S=out.stride(0), O_M=out.stride(1),
+        U_S=unit_or_out.stride(0), U_M=unit_or_out.stride(1), BIAS_S=0 if bias is None else bias.stride(0),
+        FACTOR=factor, BIASED=bias is not None, RELU=relu, MASKED=unit is not None, ADD=add, BM=tall, BN=wide,
+        BK=_tile(k, _DEPTH), num_warps=8 if tall * wide == _EDGES[0] ** 2 else 4, num_stages=3,
     )  # fmt: skip
     return out
 

@@ -565,6 +565,7 @@ FULL_SIZE = {
     "edac": (StackedEDAC, EDACSettings(updates_per_call=5)),
     "cql": (StackedCQL, CQLSettings(updates_per_call=5)),
     "td3bc-large": (StackedTD3BC, TD3BCSettings(updates_per_call=4, **NETWORKS["large"])),
+    "iql-large": (StackedIQL, IQLSettings(updates_per_call=4, **NETWORKS["large"])),
     "edac-50": (StackedEDAC, EDACSettings(updates_per_call=2, critics=50)),
 }
 
