@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,52 @@ def _write_npz(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
 def _write_hdf5(path: Path, count: int, blocks: Iterable[dict[str, np.ndarray]]) -> None:
     h5py = _h5py()
     start = 0
-    with h5py.File(path, "w") as file:
-        file.attrs["note"] = _NOTE
-        for block in blocks:
-            for key, values in block.items():
-                if not start:
-                    columns = values.shape[1:]
-                    chunks = (min(_CHUNK, count), *columns)
-                    file.create_dataset(key, (count, *columns), values.dtype, chunks=chunks, fletcher32=True)
-                file[key][start : start + len(values)] = values
-            start += len(block["rewards"])
+    with path.open("w+b") as plain:
+        disk = _Disk(plain)
+        with h5py.File(disk, "w") as file:
+            file.attrs["note"] = _NOTE
+            for block in blocks:
+                for key, values in block.items():
+                    if not start:
+                        columns = values.shape[1:]
+                        chunks = (min(_CHUNK, count), *columns)
+                        file.create_dataset(key, (count, *columns), values.dtype, chunks=chunks, fletcher32=True)
+                    file[key][start : start + len(values)] = values
+                start += len(block["rewards"])
+                if disk.failure:
+                    break
+        if disk.failure:
+            raise disk.failure
+
+
+class _Disk:
+    """A file for HDF5 to write to.
+
+    HDF5 crashes the interpreter when a write fails, so it is not told: the failure is kept for whoever gave the file.
+    """
+
+    def __init__(self, file: BufferedRandom) -> None:
+        self.failure: OSError | None = None
+        self.read, self.readinto, self.seek, self.tell = file.read, file.readinto, file.seek, file.tell
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        self._attempt(lambda: self._file.write(data))
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        self._attempt(lambda: self._file.truncate(size))
+        return self._file.tell() if size is None else size
+
+    def flush(self) -> None:
+        self._attempt(self._file.flush)
+
+    def _attempt(self, act: Callable[[], Any]) -> None:
+        if self.failure is None:
+            try:
+                act()
+            except OSError as error:
+                self.failure = error
 
 
 def _h5py() -> Any:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
+
+from synther_replay import GeneratorConfig
 
 PRESETS = ("paper", "fast", "tiny")  # of generator and schedule
 GENERATOR_PRESETS = (*PRESETS, "offline")
+# Data sets for which the paper's generator has a network twice as wide as elsewhere.
+_WIDE = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
 REFIT = "a refit is not interrupted: with preset paper leave some minutes"  # what a stop of an online run waits for
 
 
@@ -25,6 +32,24 @@ def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "")
     parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
+
+
+def generator_of(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:
+    """Settings of the generator.
+
+    Args:
+        preset: One of `GENERATOR_PRESETS`.
+        changes: What else is asked for.
+        dataset: Name of what it learns, for which the paper may have settings of its own.
+    """
+    names = [field.name for field in fields(GeneratorConfig)]
+    for name in changes:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=3) or names
+            raise ValueError(f"set: the generator has no {name!r}, near are {', '.join(near)}")
+    published = {"width": 2048} if preset == "paper" and dataset.rpartition("-")[0] in _WIDE else {}
+    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**published, **changes})
+    return config
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -64,11 +64,12 @@ def checked(arrays: Mapping[str, Any], where: object) -> Rows:
 
 
 def paired(rows: Rows, *, limit: int, where: object) -> tuple[Rows, np.ndarray]:
-    """The transitions that D4RL's `qlearning_dataset` gives, and the returns of all whole episodes ``(episodes,)``.
+    """The transitions that D4RL's `qlearning_dataset` keeps, and the returns of all whole episodes ``(episodes,)``.
 
     What follows an observation is in the next row, where the file does not say it, so the row at a timeout and the
     last of the file are no transitions. D4RL leaves them out of every file, also those that say it, and so does this.
-    A terminal row without its own next observation gets the first of the next episode, which no learner looks at.
+    A terminal row without its own next observation gets the first of the next episode, which no learner looks at, but
+    which a generator learns. D4RL does so also where the file says what followed; here, what the file says is taken.
 
     Of transitions, ``timeouts`` marks the last one before a gap: the one after it is not its continuation.
 

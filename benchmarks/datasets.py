@@ -5,7 +5,8 @@
     load("mujoco/hopper/medium-v0")        Minari
     load("folder/set.hdf5")                any file in D4RL's format
 
-Of a file they are the transitions that D4RL's `qlearning_dataset` gives, of Minari all there are.
+Of a file they are the transitions that D4RL's `qlearning_dataset` keeps, with the next observations that the file says,
+where it does; of Minari all there are.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from synther_replay.seeding import derive_seed
 
 # Evaluation episodes have a range of seeds that no lane reaches: one more key, and the same for each policy.
 _STREAM = 77
+
+_MOST_LOSSES = 3  # of pools of processes in a run
 
 _environments: dict[str, Environment] = {}  # of a worker process, built once
 
@@ -67,22 +70,57 @@ class Evaluator:
         """Start no process yet."""
         self.task, self.seeds, self.episodes = task, seeds, episodes
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
+        self._workers, self._losses = workers, 0
+        self._policies: dict[int, list[Policy]] = {}  # that are not judged yet
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=end_with_parent)
+        self._pool = self._new_pool()
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""
-        self._pending[step] = [
-            self._pool.submit(mean_return, self.task, policy, seed, self.episodes)
-            for policy, seed in zip(policies_of(weights), self.seeds, strict=True)
-        ]
+        self._policies[step] = list(policies_of(weights))
+        try:
+            self._begin(step)
+        except BrokenProcessPool as error:
+            self._begin_again(error)
 
     def collect(self, *, wait: bool = False) -> list[int]:
-        """Move what is ready (or, waiting, everything) to `results`; returns the steps that came in."""
-        ready = [step for step, futures in self._pending.items() if wait or all(f.done() for f in futures)]
-        for step in ready:
-            self.results[step] = [future.result() for future in self._pending.pop(step)]
-        return ready
+        """Move what is ready (or, waiting, everything) to `results`; returns the steps that came in.
+
+        Raises:
+            OSError: Processes are ended from outside again and again.
+        """
+        collected = []
+        while ready := [step for step, futures in self._pending.items() if wait or all(f.done() for f in futures)]:
+            try:
+                self.results[ready[0]] = [future.result() for future in self._pending[ready[0]]]
+            except BrokenProcessPool as error:
+                self._begin_again(error)
+                continue
+            del self._pending[ready[0]], self._policies[ready[0]]
+            collected.append(ready[0])
+        return collected
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._workers, mp_context=worker_context(), initializer=end_with_parent)
+
+    def _begin(self, step: int) -> None:
+        self._pending[step] = [
+            self._pool.submit(mean_return, self.task, policy, seed, self.episodes)
+            for policy, seed in zip(self._policies[step], self.seeds, strict=True)
+        ]
+
+    def _begin_again(self, error: BrokenProcessPool) -> None:
+        """A process was killed, and with it the pool: what is not judged yet goes to a new one."""
+        self._losses += 1
+        if self._losses > _MOST_LOSSES:
+            raise OSError(
+                f"processes that evaluate were ended from outside {self._losses} times; is there memory for them? "
+                "Fewer --workers need less"
+            ) from error
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._new_pool()
+        for step in self._policies:
+            self._begin(step)
 
     def __enter__(self) -> Evaluator:
         """Usable as a context."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from command_line import GENERATOR_PRESETS, setting
+from command_line import GENERATOR_PRESETS, generator_of, setting
 from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
 from fidelity_judge import BINS, Judge
@@ -95,9 +95,9 @@ class Results:
 
 def our_own(args: argparse.Namespace, device: torch.device) -> tuple[str, GeneratorConfig]:
     """Settings of our generator, under a name that says what is not as usual."""
-    preset = args.preset or ("fast" if device.type == "cuda" else "tiny")
+    preset = args.preset or ("offline" if device.type == "cuda" else "tiny")
     changes = dict(setting(text) for text in args.set)
-    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**changes)
+    config = generator_of(preset, changes, args.dataset)
     return "-".join([f"synther-{preset}", *(f"{key}-{value}" for key, value in changes.items())]), config
 
 
@@ -213,7 +213,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--dataset", required=True, help="a name that datasets.py knows, or an .npz of collect.py")
     parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
     parser.add_argument(
-        "--preset", choices=GENERATOR_PRESETS, help="of our generator; by default fast on a GPU, tiny on a CPU"
+        "--preset", choices=GENERATOR_PRESETS, help="of our generator; by default offline on a GPU, tiny on a CPU"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the preset to change, any number"

@@ -31,13 +31,13 @@ from offline_settings import ALGORITHMS, DATA, NETWORKS, Cell
 from stretches import is_done
 
 from synther_replay.checks import resolve_device, whole_number
-from synther_replay.errors import DivergedError, GenerationError
+from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
 RESULTS = Path("results") / "offline"
 # What one can wait for.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "offline", "seeds": 8, "steps": 1_000_000},
-    "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000},
+    "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000, "evaluate_every": 5_000},
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
 _TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), ("synther", "mixed")), "real_ratio": ("mixed",)}
@@ -62,14 +62,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
     parser.add_argument("--network", choices=NETWORKS, help="other networks and batches than the algorithm's own")
     parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
-    parser.add_argument("--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU)")
-    parser.add_argument("--first-seed", type=int, help="of networks, batches, subsample and generator (0)")
+    parser.add_argument(
+        "--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU); CORL gives EDAC 3,000,000"
+    )
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        help="of networks, batches, subsample and generator (0); agents share one stream of random numbers, so that a "
+        "single one cannot be had again by itself",
+    )
     parser.add_argument("--episodes", type=int, help="per evaluation (10, in mazes 100)")
-    parser.add_argument("--evaluate-every", type=int, help="updates between two evaluations (50,000)")
+    parser.add_argument("--evaluate-every", type=int, help="updates between two evaluations (50,000; on a CPU 5,000)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
-    add_run_options(parser)
+    add_run_options(parser, uninterrupted="the fit of a generator is not interrupted")
     parser.add_argument("--folder", type=Path, help="where to look for data sets first")
     parser.add_argument(
         "--upsampled",
@@ -127,8 +134,11 @@ def main() -> int:
             run = run_to_file(path, cell, source, **limits)
             runs += 1
         except (ValueError, OSError, ImportError, MemoryError, DivergedError, GenerationError) as error:
-            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-            return 2
+            return _refused(str(error))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return _refused(f"no memory for {cell.seeds} agents of {cell.name}, fewer --seeds need less: {error}")
         if not run.finished:
             print(f"stopped at update {run.updates:,} of {cell.steps:,}; the same command goes on")
             break
@@ -136,6 +146,12 @@ def main() -> int:
         del run
         gc.collect()  # captured graphs hold their memory
     return 0
+
+
+def _refused(why: str) -> int:
+    """Say it, for `main` to end with."""
+    print(f"{Path(sys.argv[0]).name}: error: {why}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tasks import agent_seed
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "offline run"
-STRETCH = 5_000  # updates between two points where a run can be continued
+STRETCH = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
 # Of a cell, at the top of its result.
 _SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network")
@@ -146,8 +146,8 @@ class OfflineRun:
 
     def _stretch(self, evaluator: Evaluator) -> None:
         """Updates up to the next point where the run can be continued or is judged, from the state before alone."""
-        cell = self.cell
-        ahead = min(STRETCH - self.updates % STRETCH, cell.evaluate_every - self.updates % cell.evaluate_every)
+        cell, stretch = self.cell, STRETCH[self.device.type]
+        ahead = min(stretch - self.updates % stretch, cell.evaluate_every - self.updates % cell.evaluate_every)
         with self.watch.clock("learner"):
             self.learner.reseed(self.updates)
             for _ in range(min(ahead, cell.steps - self.updates) // self.learner.hyper.updates_per_call):

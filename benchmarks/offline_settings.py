@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from command_line import GENERATOR_PRESETS
+from command_line import GENERATOR_PRESETS, generator_of
 from d4rl_facts import TASK_COLUMNS
 from dataset_files import ADDRESSES, RECIPES, REGENERATED
 from learners.augment import AUGMENTATIONS
@@ -60,8 +60,6 @@ _DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cql": {"hopper-medium": {"reward_range": True}},
 }
-# Where the paper's generator has a network twice as wide as elsewhere.
-_WIDE = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,10 @@ class Cell:
         if self.episodes is None:
             object.__setattr__(self, "episodes", 100 if self.dataset.startswith("maze2d") else 10)
         if self.dataset not in _NAMES:
-            near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3))
-            hint = f"near are {near}" if near else f"expected one of {', '.join(TASK_COLUMNS)}"
-            raise ValueError(f"dataset: there is no {self.dataset!r}, {hint}")
+            near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3, cutoff=0.8))
+            tasks = ", ".join(TASK_COLUMNS)
+            hint = f"near are {near}" if near else f"expected one of D4RL's or a regenerated one, of {tasks}"
+            raise ValueError(f"dataset: there is no benchmark of {self.dataset!r}, {hint}")
         for name, known in (("algo", ALGORITHMS), ("data", DATA)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
@@ -171,9 +170,7 @@ class Cell:
 
     def generator_config(self) -> GeneratorConfig:
         """The preset's, with what the paper changes for this data set, and what is asked for."""
-        published = {"width": 2048} if self.preset == "paper" and self._plain_name in _WIDE else {}
-        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**published, **self.generator})
-        return config
+        return generator_of(str(self.preset), self.generator, self.dataset)
 
     def synthetic_rows(self, real: int) -> int:
         """How many rows to generate, where there are so many real ones."""

@@ -1,6 +1,6 @@
 """Tables and figures of the offline benchmark, from its result files.
 
-    python benchmarks/plot_offline.py --results benchmarks/results/offline
+    python benchmarks/plot_offline.py --results results/offline
 
 reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
 were reduced to, and `table.md`, which is printed too. What is missing leaves its place empty; what is damaged stops the
@@ -10,6 +10,7 @@ program. Scores are D4RL's, of the last evaluation.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comp
 _FREE = ("width", "refresh_steps")
 # How the generator was at commits that do not know such a setting.
 _UNKNOWN = {"predict_linearly": False, "noise_mean": -1.2, "noise_std": 1.2, "unsquash_actions": False}
+_DIGEST = "dataset_digest"
 _EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
 
@@ -108,7 +110,7 @@ def read_result(path: Path) -> Result:
         content["origin"] == "regenerated",
         np.nan_to_num(scores, nan=0.0),
         int(np.isnan(scores).sum()),
-        {key: content.get(key) for key in ("real_rows", "dataset_command")},
+        {key: content.get(key) for key in ("real_rows", "dataset_command", _DIGEST)},
         {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
     )
 
@@ -146,7 +148,11 @@ def table(results: Sequence[Result]) -> str:
 
 def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
     """Results that are compared with each other: those of a column are made in the same way."""
-    column = {result.dataset: result for result in results if (result.algo, result.variant) == (algo, variant)}
+    found = [result for result in results if (result.algo, result.variant) == (algo, variant)]
+    column = {result.dataset: result for result in found}
+    if len(column) < len(found):
+        twice = next(name for name in column if sum(result.dataset == name for result in found) > 1)
+        raise ValueError(f"{algo} {variant}: expected one result on {twice}, there are several files")
     for of_kind in _kinds(list(column), ()).values():
         first, *others = (column[name] for name in of_kind)
         for other in others:
@@ -165,7 +171,7 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
     datasets = list(dict.fromkeys(result.dataset for result in found))
     for name in datasets:
         made = [column[name].rows for column in columns.values() if name in column]
-        if any(other != made[0] for other in made):
+        if any(not _same(one, other) for one, other in itertools.combinations(made, 2)):
             raise ValueError(f"{title}: expected results on the same {name}, got {made}")
     rows: list[list[Any]] = [[name, *(_cell(column.get(name)) for column in columns.values())] for name in datasets]
     first = next(iter(columns.values()))
@@ -178,6 +184,11 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
             means = (_mean(column, common) for column in columns.values())
             rows.append([f"mean of {len(common)}{which}, {kind}", *means])
     return markdown_table((title, *columns), rows)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether results are of the same rows, as far as both say it: early ones have no digest."""
+    return all(one[key] == other[key] for key in one if key != _DIGEST or None not in (one[key], other[key]))
 
 
 def _mean(column: Column, datasets: Sequence[str]) -> str | None:
@@ -275,7 +286,7 @@ def _shares(results: Sequence[Result]) -> list[float | None]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "offline")
+    parser.add_argument("--results", type=Path, default=Path("results") / "offline", help="folder to read")
     parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
     args = parser.parse_args()
     try:

@@ -1,6 +1,6 @@
 """Figures and tables of the online benchmark, from its result files.
 
-    python benchmarks/plot_online.py --results benchmarks/results/online
+    python benchmarks/plot_online.py --results results/online
 
 reads `<results>/<task>/<algorithm>.json` and writes `online.png` (learning curves), `aggregate.png` (all tasks in one
 number per algorithm) and `table.md`, which is printed too. Other files there are left alone unless `--envs` or
@@ -158,7 +158,7 @@ def draw_aggregate(runs: Sequence[Run], found: Comparison, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "online")
+    parser.add_argument("--results", type=Path, default=Path("results") / "online", help="folder to read")
     parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
     parser.add_argument("--step", type=int, help="report this step instead of the last of the shortest run")
     parser.add_argument("--envs", nargs="+", help="tasks instead of the six, also others")

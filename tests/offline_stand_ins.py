@@ -73,7 +73,7 @@ def install(monkeypatch):
     """Let runs judge in this process, in short stretches, and learn little at a time with small networks."""
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     monkeypatch.setattr(offline_run, "Evaluator", online_stand_ins.Evaluator)
-    monkeypatch.setattr(offline_run, "STRETCH", STRETCH)
+    monkeypatch.setitem(offline_run.STRETCH, "cpu", STRETCH)
     genuine = Cell._settings
 
     def small(self):

@@ -3,6 +3,7 @@
 import math
 import sys
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import gymnasium as gym
@@ -194,3 +195,29 @@ class TestEvaluator:
             assert evaluator.collect(wait=True) == [10]
         expected = [mean_return(PENDULUM, p, s, 1) for p, s in zip(policies_of(weights), (50, 51), strict=True)]
         assert evaluator.results == {10: expected}
+
+    def test_killed_processes_cost_their_work_and_nothing_else(self):
+        weights = learner_of(2).policy_weights()
+        with Evaluator(PENDULUM, [50, 51], episodes=1, workers=1) as evaluator:
+            evaluator.submit(10, weights)
+            for process in list(evaluator._pool._processes.values()):
+                process.kill()
+                process.join()
+            evaluator.submit(20, weights)
+            assert sorted(evaluator.collect(wait=True)) == [10, 20]
+        expected = [mean_return(PENDULUM, p, s, 1) for p, s in zip(policies_of(weights), (50, 51), strict=True)]
+        assert evaluator.results == {10: expected, 20: expected}
+
+    def test_processes_that_are_killed_again_and_again_are_an_error_that_says_so(self, monkeypatch):
+        evaluator, pool = self.make(agents=1)
+        pools = [SlowPool() for _ in range(evaluation._MOST_LOSSES)]
+        for one in (pool, *pools):
+            one.shutdown = lambda **options: None
+        monkeypatch.setattr(evaluator, "_new_pool", iter(pools).__next__)
+        evaluator.submit(10, learner_of(1).policy_weights())
+        for one in (pool, *pools[:-1]):
+            one.futures[0].set_exception(BrokenProcessPool("killed"))
+            assert evaluator.collect() == []
+        pools[-1].futures[0].set_exception(BrokenProcessPool("killed"))
+        with pytest.raises(OSError, match=r"ended from outside 4 times.*--workers"):
+            evaluator.collect()

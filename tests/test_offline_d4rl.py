@@ -67,9 +67,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--dataset", "hopper-medum-regen"], "dataset: there is no 'hopper-medum-regen', near are hopper-medium"),
-            (["--dataset", "kitchen-complete-v0"], "dataset: there is no 'kitchen-complete-v0'"),
-            (["--dataset", "mujoco/hopper/medium-v0"], "dataset: there is no 'mujoco/hopper/medium-v0'"),
+            (
+                ["--dataset", "hopper-medum-regen"],
+                "dataset: there is no benchmark of 'hopper-medum-regen', near are hopper-medium",
+            ),
+            (["--dataset", "kitchen-complete-v0"], "dataset: there is no benchmark of 'kitchen-complete-v0'"),
+            (["--dataset", "mujoco/hopper/medium-v0"], "dataset: there is no benchmark of 'mujoco/hopper/medium-v0'"),
             (["--algo", "sac"], "--algo: invalid choice: 'sac'"),
             (["--algo", "td3bc", "ddpg"], "--algo: invalid choice: 'ddpg'"),
             (["--data", "fake"], "--data: invalid choice: 'fake'"),
@@ -187,7 +190,7 @@ class TestCells:
     def test_defaults_are_what_one_can_wait_for_on_a_cpu(self, monkeypatch, data):
         (found,) = self.parse(monkeypatch, "--algo", "iql", "--data", data).cells
         generator = {} if data == "real" else {"preset": "tiny", "rows": 100_000}
-        assert found == Cell(HOPPER, "iql", data, seeds=1, steps=20_000, **generator)
+        assert found == Cell(HOPPER, "iql", data, seeds=1, steps=20_000, evaluate_every=5_000, **generator)
 
     @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
     def test_a_gpu_has_more_to_do(self, monkeypatch, data):
@@ -359,6 +362,15 @@ class TestRunning:
         answer = call(*self.PAIRS)
         expect_refusal(answer, f"offline_d4rl.py: error: {error}")
         assert self.results(out) == ["iql-real.json", "td3bc-real.json"]
+
+    def test_a_gpu_that_is_full_is_told_in_a_sentence(self, call, out, monkeypatch):
+        def learner(self, rows):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(Cell, "learner", learner)
+        answer = call("--dataset", HOPPER, "--algo", "td3bc", *SMALL)
+        expect_refusal(answer, "agents of td3bc-real, fewer --seeds need less: CUDA out of memory")
+        assert not self.results(out)
 
     def test_any_other_error_is_not_hidden(self, call, monkeypatch):
         def rows(self, cell):

@@ -32,14 +32,20 @@ def make(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "hopper-medum-regen"}, "dataset: there is no 'hopper-medum-regen', near are hopper-medium-regen"),
-        ({"dataset": "hopper-medium"}, "dataset: there is no 'hopper-medium', near are "),
-        ({"dataset": "hopper-expert-regen"}, "dataset: there is no 'hopper-expert-regen', near are "),
-        ({"dataset": "kitchen-complete-v0"}, "dataset: there is no 'kitchen-complete-v0', expected one of halfcheetah"),
-        ({"dataset": "ant-medium-v2"}, "dataset: there is no 'ant-medium-v2'"),
-        ({"dataset": "mujoco/hopper/medium-v0"}, "dataset: there is no 'mujoco/hopper/medium-v0'"),
-        ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no 'hopper-medium-v2.hdf5'"),
-        ({"dataset": ""}, "dataset: there is no ''"),
+        (
+            {"dataset": "hopper-medum-regen"},
+            "dataset: there is no benchmark of 'hopper-medum-regen', near are hopper-medium-regen",
+        ),
+        ({"dataset": "hopper-medium"}, "dataset: there is no benchmark of 'hopper-medium', near are "),
+        ({"dataset": "hopper-expert-regen"}, "dataset: there is no benchmark of 'hopper-expert-regen', near are "),
+        (
+            {"dataset": "kitchen-complete-v0"},
+            "dataset: there is no benchmark of 'kitchen-complete-v0', expected one of D4RL's",
+        ),
+        ({"dataset": "ant-medium-v2"}, "dataset: there is no benchmark of 'ant-medium-v2'"),
+        ({"dataset": "mujoco/hopper/medium-v0"}, "dataset: there is no benchmark of 'mujoco/hopper/medium-v0'"),
+        ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no benchmark of 'hopper-medium-v2.hdf5'"),
+        ({"dataset": ""}, "dataset: there is no benchmark of ''"),
         ({"algo": "sac"}, "algo: expected one of td3bc, iql, edac, cql, got 'sac'"),
         ({"data": "fake"}, "data: expected one of real, synther, mixed, got 'fake'"),
         ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
@@ -67,7 +73,7 @@ def make(**changes):
         ({"data": "synther"}, "preset: expected one of paper, fast, tiny, offline, got None"),
         ({"data": "mixed", "preset": "slow"}, "preset: expected one of paper, fast, tiny, offline, got 'slow'"),
         ({**SYNTHETIC, "generator": {"width": 7}}, "width: expected a multiple of 8"),
-        ({**SYNTHETIC, "generator": {"widht": 8}}, "widht"),
+        ({**SYNTHETIC, "generator": {"widht": 8}}, "set: the generator has no 'widht', near are width"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name_and_value(changes, message):
@@ -276,5 +282,5 @@ class TestToJson:
     def test_is_another_in_a_release_whose_preset_is(self, monkeypatch):
         before = make(**SYNTHETIC).to_json()
         other = type("Release", (), {"fast": staticmethod(lambda **changes: GeneratorConfig(depth=3, **changes))})
-        monkeypatch.setattr(offline_settings, "GeneratorConfig", other)
+        monkeypatch.setattr(offline_settings, "generator_of", lambda preset, changes, dataset: other.fast(**changes))
         assert make(**SYNTHETIC).to_json() != before

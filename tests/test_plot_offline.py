@@ -106,6 +106,22 @@ def test_cells_that_were_made_in_unlike_ways_are_not_compared(tmp_path, changes,
         lines(tmp_path)
 
 
+def test_sets_are_told_apart_by_their_rows_where_results_know_them(tmp_path):
+    for data, digest in (("real", None), ("mixed", "aa"), ("synther", "aa")):
+        write(tmp_path, "hopper-medium-regen", "td3bc", data, [1.0], changes={"dataset_digest": digest})
+    assert len(lines(tmp_path)) == 5
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes={"dataset_digest": "bb"})
+    with pytest.raises(ValueError, match="expected results on the same hopper-medium-regen"):
+        lines(tmp_path)
+
+
+def test_two_results_for_one_place_are_refused(tmp_path):
+    path = write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
+    path.with_name("td3bc-real-again.json").write_text(path.read_text())
+    with pytest.raises(ValueError, match="td3bc real: expected one result on hopper-medium-regen, there are several"):
+        lines(tmp_path)
+
+
 def test_cells_on_unlike_sets_of_one_name_are_not_compared(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
     write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes={"real_rows": 999})

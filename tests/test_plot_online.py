@@ -348,7 +348,9 @@ def test_parts_of_the_time_are_shown_as_far_as_they_were_counted(tmp_path):
 
 
 def test_our_sac_can_be_shown_beside_that_of_stable_baselines3(tmp_path, capsys):
-    plot_online.main(["--algorithms", "sac", "sb3-sac", "--envs", "Hopper-v5", "--out", str(tmp_path)])
+    published = str(Path(__file__).parents[1] / "benchmarks" / "results" / "online")
+    asked = ["--algorithms", "sac", "sb3-sac", "--envs", "Hopper-v5"]
+    plot_online.main(["--results", published, *asked, "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "Return after 30,000 environment steps (some runs go on)" in text
     assert "| Hopper-v5 | **389 +- 201** (8 seeds) | 332 +- 113 (6 seeds) |" in text

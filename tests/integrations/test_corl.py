@@ -3,6 +3,8 @@
 import doctest
 import importlib.util
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -632,6 +634,33 @@ def test_failed_save_of_an_npz_leaves_nothing(tmp_path, monkeypatch, fake):
     with pytest.raises(OSError, match="disk full"):
         buffer.save(tmp_path / "set.npz")
     assert not list(tmp_path.iterdir())
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from gymnasium.spaces import Box
+from synther_replay import TransitionSpec
+from synther_replay.adapters import _d4rl
+
+spec = TransitionSpec.from_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)  # what no file may outgrow
+try:
+    _d4rl.write(Path(sys.argv[1]), spec, 20_000, (torch.rand(5_000, spec.dim) for _ in range(4)))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_full_disk_is_an_error_and_not_the_end_of_the_interpreter(tmp_path, name):
+    pytest.importorskip("resource")
+    (tmp_path / name).write_bytes(b"old")
+    ended = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path / name], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "too large" in ended.stdout
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: b"old"}
 
 
 def test_save_refuses_what_it_cannot_write(tmp_path, fake):
