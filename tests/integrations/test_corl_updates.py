@@ -1,0 +1,190 @@
+"""Our learners against CORL's own classes, update by update; runs where CORL_DIR names a checkout of CORL.
+
+Both begin with the same networks and get the same batches and the same noise, in double precision.
+"""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from learners.edac import EDACSettings, StackedEDAC
+from learners.iql import IQLSettings, StackedIQL
+from learners.rows import SharedRows
+from learners.td3bc import StackedTD3BC, TD3BCSettings
+from offline_corl import FILES, import_script
+from stacked import Layers
+
+from synther_replay import Transitions, TransitionSpec
+
+CORL = os.environ.get("CORL_DIR")
+pytestmark = pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL")
+STATES, ACTIONS, HIDDEN, BATCH, ROUNDS = 5, 2, 256, 64, 6  # CORL's TD3+BC has no other width
+SPEC = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (STATES,)), Box(-1, 1, (ACTIONS,)))
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """In double precision what is equal is equal."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def rows(rng):
+    made = 2 * torch.randn(300, SPEC.dim, generator=rng)
+    made[:, SPEC.actions] = made[:, SPEC.actions].tanh()
+    made[:, SPEC.terminated] = (torch.rand(300, 1, generator=rng) < 0.2).double()
+    shared = SharedRows(Transitions(SPEC, made), device=torch.device("cpu"))
+    shared.rows, shared.mean, shared.std = (part.double() for part in (shared.rows, shared.mean, shared.std))
+    return shared
+
+
+def script(algo):
+    dataset = SimpleNamespace(observations=np.zeros((1, STATES)), actions=np.zeros((1, ACTIONS)), name="none")
+    return import_script(Path(CORL) / "algorithms" / "offline" / f"{FILES.get(algo, algo)}.py", dataset)
+
+
+def pairs(flat, shape, module):
+    """Weights and biases of one of our networks beside those of a module with as many linear layers."""
+    ours = Layers.of(flat[None], shape)
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    assert len(linear) == ours.last
+    for k, layer in enumerate(linear, 1):
+        yield ours[f"w{k}"][0, : layer.in_features].T, layer.weight
+        yield (ours["w1"][0, shape.inputs] if k == 1 else ours[f"b{k}"][0, 0]), layer.bias
+
+
+def copied(flat, shape, module):
+    """The module with the weights of our network."""
+    with torch.no_grad():
+        for ours, theirs in pairs(flat, shape, module):
+            theirs.copy_(ours)
+    return module.double()
+
+
+def assert_same(flat, shape, module, before):
+    """As near as CORL's single-precision constants let them be: a step of Adam goes 3e-4 far."""
+    for (ours, theirs), (first, _) in zip(pairs(flat, shape, module), pairs(before, shape, module), strict=True):
+        assert not torch.equal(theirs, first)  # they did learn
+        torch.testing.assert_close(ours, theirs.data, rtol=0, atol=1e-6)
+
+
+def fields(batch):
+    return batch.split((STATES, ACTIONS, 1, STATES, 1), -1)
+
+
+def test_td3bc(rows, rng, monkeypatch):
+    corl = script("td3bc")
+    learner = StackedTD3BC(rows, 1, TD3BCSettings(batch_size=BATCH, hidden=HIDDEN))
+    first = [learner.policy.parameters[0].clone(), *learner.critic.parameters.clone()]
+    actor = copied(first[0], learner.policy_shape, corl.Actor(STATES, ACTIONS, 1.0))
+    critics = [copied(flat, learner.critic_shape, corl.Critic(STATES, ACTIONS)) for flat in first[1:]]
+    actor_adam, *adams = (torch.optim.Adam(module.parameters(), lr=3e-4) for module in (actor, *critics))
+    theirs = corl.TD3_BC(1.0, actor, actor_adam, *itertools.chain.from_iterable(zip(critics, adams, strict=True)))
+    batches = rows.draw(ROUNDS, 1, 2, BATCH, rng=rng)
+    noise = torch.randn(ROUNDS, 1, 2, BATCH, ACTIONS, generator=rng)
+    learner.update(batches, noise)
+    for batch, unit in zip(batches.flatten(0, 2), noise.flatten(0, 2), strict=True):
+        monkeypatch.setattr(torch, "randn_like", lambda like, unit=unit: unit)
+        theirs.train(fields(batch))
+    assert_same(learner.policy.parameters[0], learner.policy_shape, actor, first[0])
+    assert_same(learner.target_policy[0], learner.policy_shape, theirs.actor_target, first[0])
+    targets = theirs.critic_1_target, theirs.critic_2_target
+    for flat, module, before in zip(learner.values, (*critics, *targets), (*first[1:], *first[1:]), strict=True):
+        assert_same(flat, learner.critic_shape, module, before)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_iql(deterministic, rows, rng):
+    corl = script("iql")
+    settings = IQLSettings(batch_size=BATCH, hidden=HIDDEN, deterministic=deterministic, steps=3 * ROUNDS)
+    learner = StackedIQL(rows, 1, settings)
+    first = [part.parameters[0].clone() for part in (learner.policy, learner.value)] + [
+        *learner.critic.parameters.clone()
+    ]
+    kind = corl.DeterministicPolicy if deterministic else corl.GaussianPolicy
+    actor = copied(first[0], learner.policy_shape, kind(STATES, ACTIONS, 1.0))
+    value = copied(first[1], learner.value_shape, corl.ValueFunction(STATES))
+    critics = corl.TwinQ(STATES, ACTIONS).double()
+    for flat, one in zip(first[2:], (critics.q1, critics.q2), strict=True):
+        copied(flat, learner.critic_shape, one)
+    adam, value_adam = (torch.optim.Adam(module.parameters(), lr=3e-4) for module in (actor, value))
+    # CORL halves the critics' loss, which Adam notices by its epsilon alone.
+    critic_adam = torch.optim.Adam(critics.parameters(), lr=3e-4, eps=0.5e-8)
+    theirs = corl.ImplicitQLearning(1.0, actor, adam, critics, critic_adam, value, value_adam, max_steps=3 * ROUNDS)
+    batches = rows.draw(2 * ROUNDS, 1, BATCH, rng=rng)
+    learner.update(batches)
+    for batch in batches.flatten(0, 1):
+        theirs.train(fields(batch))
+    assert_same(learner.policy.parameters[0], learner.policy_shape, actor, first[0])
+    assert_same(learner.value.parameters[0], learner.value_shape, value, first[1])
+    modules = critics.q1, critics.q2, theirs.q_target.q1, theirs.q_target.q2
+    for flat, module, before in zip(learner.values, modules, (*first[2:], *first[2:]), strict=True):
+        assert_same(flat, learner.critic_shape, module, before)
+    if not deterministic:
+        torch.testing.assert_close(learner.log_std.parameters[0], actor.log_std.data, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("eta", [1.0, 5.0])
+def test_edac(eta, rows, rng, monkeypatch):
+    corl, count = script("edac"), 4
+    learner = StackedEDAC(rows, 1, EDACSettings(batch_size=BATCH, hidden=HIDDEN, critics=count, eta=eta))
+    # With their first weights critics all but agree and hardly slope.
+    for part in (learner.policy.parameters, learner.values):
+        part.add_(0.03 * torch.randn(part.shape, generator=rng))
+    learner.values[count:] = learner.values[:count]
+    policy, first = learner.policy.parameters.clone(), learner.values.clone()
+    actor = corl.Actor(STATES, ACTIONS, HIDDEN).double()
+    critic = corl.VectorizedCritic(STATES, ACTIONS, HIDDEN, count).double()
+
+    def all_pairs():
+        """Parameters of ours beside those of theirs, whose policy puts out means and deviations by two layers."""
+        ours = Layers.of(learner.policy.parameters, learner.policy_shape)
+        *trunk, means, spreads = (layer for layer in actor.modules() if isinstance(layer, nn.Linear))
+        for k, layer in enumerate(trunk, 1):
+            yield ours[f"w{k}"][0, : layer.in_features].T, layer.weight
+            yield (ours["w1"][0, STATES] if k == 1 else ours[f"b{k}"][0, 0]), layer.bias
+        for layer, part in ((means, slice(0, ACTIONS)), (spreads, slice(ACTIONS, None))):
+            yield ours["w4"][0, :, part].T, layer.weight
+            yield ours["b4"][0, 0, part], layer.bias
+        for flat, ensemble in ((learner.values[:count], theirs.critic), (learner.values[count:], theirs.target_critic)):
+            ours = Layers.of(flat, learner.critic_shape)
+            for k, layer in enumerate(ensemble.critic[::2], 1):
+                yield ours[f"w{k}"][:, : layer.in_features], layer.weight
+                yield (ours["w1"][:, STATES + ACTIONS, None] if k == 1 else ours[f"b{k}"]), layer.bias
+
+    adams = [torch.optim.Adam(module.parameters(), lr=3e-4) for module in (actor, critic)]
+    theirs = corl.EDAC(actor, adams[0], critic, adams[1], eta=eta, alpha_learning_rate=3e-4)
+    with torch.no_grad():
+        for ours, other in all_pairs():
+            other.copy_(ours)
+    batches = rows.draw(ROUNDS, 1, BATCH, rng=rng)
+    noise = torch.randn(ROUNDS, 1, 3, BATCH, ACTIONS, generator=rng)
+    units = iter(noise.flatten(0, 2))
+    monkeypatch.setattr("torch.distributions.normal._standard_normal", lambda *_, **__: next(units))
+    logarithm = torch.log
+    for batch, unit in zip(batches, noise, strict=True):
+        learner.update(batch, unit)
+        with monkeypatch.context() as without:  # what CORL adds to keep it from zero
+            without.setattr(torch, "log", lambda x: logarithm(x - 1e-6))
+            theirs.update(fields(batch[0]))
+    assert not torch.equal(learner.policy.parameters, policy)
+    assert not torch.equal(learner.values, first)
+    for ours, other in all_pairs():
+        torch.testing.assert_close(ours, other.data, rtol=0, atol=1e-6)
+    torch.testing.assert_close(learner.log_alpha.parameters[0], theirs.log_alpha.data.double(), rtol=0, atol=1e-6)
