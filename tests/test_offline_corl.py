@@ -346,7 +346,10 @@ class TestGoingOn:
     ("arguments", "message"),
     [
         (["--corl", "nowhere"], "corl: nowhere is not a checkout of CORL, there is no nowhere/algorithms/offline/td3"),
-        (["--dataset", "hopper-medum-regen"], "dataset: there is no 'hopper-medum-regen', near are hopper-medium"),
+        (
+            ["--dataset", "hopper-medum-regen"],
+            "dataset: there is no benchmark of 'hopper-medum-regen', near are hopper-medium",
+        ),
         (["--dataset", "hopper-medium-replay-regen"], "hopper has no settings for hopper-medium-replay-regen"),
         (["--dataset", "hopper-medium-v2"], "make_datasets.py hopper-medium` makes hopper-medium-regen"),
         (["--algo", "cql"], "--algo: invalid choice: 'cql'"),
