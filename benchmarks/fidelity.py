@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device = resolve_device(args.device)
         args.our_own = our_own(args, device)
         judge, results = prepare(args, device)
-    except (ImportError, OSError, ValueError, TypeError) as error:  # the last is for settings that there are not
+    except (ImportError, OSError, ValueError, TypeError) as error:  # the last is for settings of another type
         parser.error(str(error))
     measure(args, device, judge, results)
     content = results.content()

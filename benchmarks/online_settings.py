@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from command_line import PRESETS
+from command_line import PRESETS, generator_of
 from tasks import suite_of
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
@@ -102,8 +102,7 @@ class Settings:
     def generator_config(self) -> GeneratorConfig:
         """The preset's; where it is the paper's, with what the published code has for online runs."""
         online = {"embedding": 256, "normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
-        config: GeneratorConfig = getattr(GeneratorConfig, str(self.preset))(**{**online, **self.generator})
-        return config
+        return generator_of(str(self.preset), {**online, **self.generator})
 
     def evaluation_steps(self) -> set[int]:
         """Every 2,500 steps up to 20,000, then every 10,000, and the last."""

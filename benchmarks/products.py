@@ -6,6 +6,8 @@ learnt by, or put out, is in floats.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,10 +23,8 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``relu(a @ b + bias)``."""
-    if _has_kernel(a):
-        from triton_products import product
-
-        return product(a, b, bias=bias, relu=True)
+    if kernel := _kernel_for(a):
+        return kernel(a, b, bias=bias, relu=True)
     if a.dtype == torch.half:
         return as_type(in_floats(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
     z = torch.bmm(a, b)
@@ -33,10 +33,8 @@ def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def where_open(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
     """``a @ b`` where `unit`, what a relu put out, is above 0, and 0 elsewhere."""
-    if _has_kernel(a):
-        from triton_products import product
-
-        return product(a, b, unit=unit)
+    if kernel := _kernel_for(a):
+        return kernel(a, b, unit=unit)
     if a.dtype == torch.half:
         return _where_open(in_floats(a, b), unit)
     return torch.ops.aten.threshold_backward(torch.bmm(a, b), unit, 0)
@@ -51,10 +49,8 @@ def outer_where_open(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
 
 def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``a @ b + bias``."""
-    if _has_kernel(a):
-        from triton_products import product
-
-        return product(a, b, bias=bias, dtype=torch.float32)
+    if kernel := _kernel_for(a):
+        return kernel(a, b, bias=bias, dtype=torch.float32)
     if a.dtype == torch.half:
         a, b = a.float(), b.float()
     return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
@@ -62,10 +58,8 @@ def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
     """Write ``factor * a @ b`` to floats, or add it to them."""
-    if _has_kernel(a):
-        from triton_products import product
-
-        product(a, b, factor=factor, out=out, add=add)
+    if kernel := _kernel_for(a):
+        kernel(a, b, factor=factor, out=out, add=add)
     elif add:
         out.add_(in_floats(a, b), alpha=factor)
     elif factor == 1 and a.dtype == out.dtype:
@@ -74,8 +68,16 @@ def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool
         torch.mul(in_floats(a, b), factor, out=out)
 
 
+def _kernel_for(a: Tensor) -> Callable[..., Tensor] | None:
+    """The kernel for such operands, if there is one; floats are left to the library, which multiplies them as TF32."""
+    if not _has_kernel(a):
+        return None
+    from triton_products import product  # which cannot be imported where there is no Triton
+
+    return product
+
+
 def _has_kernel(a: Tensor) -> bool:
-    """Whether there is one for such operands; floats are left to the library, which multiplies them as TF32."""
     return a.dtype == torch.half and a.is_cuda and has_triton()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import offline_run
 import offline_settings
 from dataset_files import RECIPES
 from datasets import normalised_score
@@ -284,3 +285,9 @@ class TestToJson:
         other = type("Release", (), {"fast": staticmethod(lambda **changes: GeneratorConfig(depth=3, **changes))})
         monkeypatch.setattr(offline_settings, "generator_of", lambda preset, changes, dataset: other.fast(**changes))
         assert make(**SYNTHETIC).to_json() != before
+
+
+@pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+def test_runs_can_be_continued_between_calls_of_every_learner(algo):
+    per_call = make(algo=algo)._settings().updates_per_call
+    assert [stretch % per_call for stretch in offline_run.STRETCH.values()] == [0, 0]  # else none would come forward

@@ -64,7 +64,7 @@ class TestRefusals:
             (["--algo", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
             (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
             (["--algo", "synther", "--set", "widht=64"], "widht"),
-            (["--algo", "synther", "--set", "=64"], "unexpected keyword argument ''"),
+            (["--algo", "synther", "--set", "=64"], "set: the generator has no ''"),
             (["--algo", "synther", "--rows", "0"], "rows: "),
             (["--algo", "synther", "--refresh-every", "0"], "every: "),
             (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),

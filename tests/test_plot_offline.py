@@ -1,6 +1,7 @@
 """Tables and figures of the offline benchmark."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -273,3 +274,5 @@ def test_documents_have_the_rows_of_the_published_table(name):
     rows = [line for line in rows if not any(algo in line for algo in ("TD3+BC", "IQL"))]  # against CORL
     assert rows
     assert [row for row in rows if row not in published] == []
+    intervals = re.findall(r"\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", re.split(r"\n##+ Offline\n", text)[1])
+    assert [one for one in intervals if not any(one in line for line in published)] == []  # also those in sentences
