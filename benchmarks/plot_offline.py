@@ -41,8 +41,9 @@ KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "ne
 # How it was made, and where a number comes from, without which it is not published.
 KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
-# Of the generator's, those that may differ: the paper's network is wider for some sets, and nothing is fitted twice.
-_FREE = ("width", "refresh_steps")
+# Of the generator's, those that may differ: some sets need more of it, as in the paper, and nothing is fitted twice.
+_MORE = ("width", "steps")
+_FREE = (*_MORE, "refresh_steps")
 # How the generator was at commits that do not know such a setting.
 _UNKNOWN = {"predict_linearly": False, "noise_mean": -1.2, "noise_std": 1.2, "unsquash_actions": False}
 _DIGEST = "dataset_digest"
@@ -65,6 +66,7 @@ class Result:
         failed: How many of them failed.
         rows: Which real rows there were.
         ways: How they were used, by name; results beside each other have the same.
+        generator: Its settings that may differ from set to set; None if there was none.
     """
 
     dataset: str
@@ -77,6 +79,7 @@ class Result:
     failed: int
     rows: Mapping[str, Any]
     ways: Mapping[str, Any]
+    generator: Mapping[str, int] | None
 
 
 def read_result(path: Path) -> Result:
@@ -112,6 +115,7 @@ def read_result(path: Path) -> Result:
         int(np.isnan(scores).sum()),
         {key: content.get(key) for key in ("real_rows", "dataset_command", _DIGEST)},
         {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
+        {key: generator[key] for key in _MORE if key in generator} or None,
     )
 
 
@@ -141,8 +145,13 @@ def table(results: Sequence[Result]) -> str:
         for larger in algos:
             usual = larger.rpartition("-")[0]
             if usual in algos:
-                both = {f"{a}, {v}": column for (a, v), column in columns.items() if a in (usual, larger)}
-                blocks.append(_block(f"networks{of_what}", both))
+                sets = {name for (a, _), column in columns.items() if a == larger for name in column}
+                both = {
+                    f"{a}, {v}": {name: column[name] for name in column if name in sets}
+                    for (a, v), column in columns.items()
+                    if a in (usual, larger)
+                }
+                blocks.append(_block(f"networks{of_what}", {title: column for title, column in both.items() if column}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
@@ -227,6 +236,7 @@ def _legend(results: Sequence[Result]) -> str:
         "The seeds of a cell share one subsample and one set of synthetic rows, whose own variance is not in there.",
         "Policies are judged on Gymnasium's -v5 tasks for regenerated sets, on -v4 for D4RL's own files.",
     ]
+    parts += _unlike_generators(results)
     if any(result.algo.startswith("edac") and result.steps < _EDAC_UPDATES for result in results):
         parts.append(f"CORL trains EDAC for {_EDAC_UPDATES:,} updates, which these have not had.")
     if regenerated:
@@ -234,6 +244,19 @@ def _legend(results: Sequence[Result]) -> str:
     if official:
         parts.append(f"D4RL's own files: {', '.join(official)}.")
     return " ".join(parts)
+
+
+def _unlike_generators(results: Sequence[Result]) -> list[str]:
+    """Which data sets had generators of which size, if they are not all the same."""
+    sets: dict[str, list[str]] = {}
+    for result in results:
+        if result.generator is not None:
+            size = ", ".join(f"{name} {value:,}" for name, value in result.generator.items())
+            sets.setdefault(size, []).append(result.dataset)
+    if len(sets) < 2:
+        return []
+    told = "; ".join(f"{size} on {', '.join(sorted(set(names)))}" for size, names in sorted(sets.items()))
+    return [f"Generators are not the same for all data sets: {told}."]
 
 
 def draw(results: Sequence[Result], share: float | None) -> Any:

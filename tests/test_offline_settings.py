@@ -191,18 +191,20 @@ class TestAlgorithm:
         assert (make(dataset="maze2d-umaze-regen").episodes, make().episodes, make(episodes=3).episodes) == (100, 10, 3)
 
     @pytest.mark.parametrize(
-        ("dataset", "width"),
+        ("dataset", "width", "steps"),
         [
-            ("hopper-medium-v2", 2048),
-            ("hopper-medium-expert-regen", 2048),
-            ("halfcheetah-medium-expert-regen", 2048),
-            ("hopper-medium-replay-regen", 1024),
-            ("halfcheetah-medium-v2", 1024),
-            ("walker2d-medium-expert-regen", 1024),
+            ("hopper-medium-v2", 2048, 100_000),
+            ("hopper-medium-expert-regen", 2048, 100_000),
+            ("halfcheetah-medium-expert-regen", 2048, 100_000),
+            ("hopper-medium-replay-regen", 1024, 30_000),
+            ("halfcheetah-medium-v2", 1024, 30_000),
+            ("walker2d-medium-expert-regen", 1024, 30_000),
         ],
     )
-    def test_the_papers_generator_is_wider_where_the_paper_has_it_so(self, dataset, width):
+    def test_where_the_papers_generator_is_wider_ours_is_trained_for_longer(self, dataset, width, steps):
         assert make(dataset=dataset, data="mixed", preset="paper").generator_config().width == width
+        ours = make(dataset=dataset, data="synther", preset="offline").generator_config()
+        assert ours == GeneratorConfig.offline(steps=steps)
         assert make(dataset=dataset, **SYNTHETIC).generator_config() == GeneratorConfig.fast()
         chosen = make(dataset=dataset, data="synther", preset="paper", generator={"width": 64})
         assert chosen.generator_config().width == 64
