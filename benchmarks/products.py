@@ -21,6 +21,12 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
 
 
+@fused
+def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """``factor * x`` in this type."""
+    return as_type(x * factor, dtype)
+
+
 def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``relu(a @ b + bias)``."""
     if kernel := _kernel_for(a):
@@ -47,13 +53,16 @@ def outer_where_open(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
     return as_type(torch.where(unit > 0, wide * row, 0.0), unit.dtype)
 
 
-def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``a @ b + bias``."""
+def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float = 1.0) -> Tensor:
+    """``factor * a @ b + bias``."""
     if kernel := _kernel_for(a):
-        return kernel(a, b, bias=bias, dtype=torch.float32)
+        return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
     if a.dtype == torch.half:
         a, b = a.float(), b.float()
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+    if bias is not None:
+        return torch.baddbmm(bias, a, b, alpha=factor)
+    z = torch.bmm(a, b)
+    return z if factor == 1 else z * factor
 
 
 def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
@@ -66,6 +75,13 @@ def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool
         torch.bmm(a, b, out=out)
     else:
         torch.mul(in_floats(a, b), factor, out=out)
+
+
+@fused
+def write_sum(d: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
+    """Write ``factor`` times the sum over rows of `d` ``(S, m, n)`` to floats ``(S, 1, n)``, or add it to them."""
+    total = d.sum(1, keepdim=True, dtype=out.dtype) * factor
+    out.copy_(out + total if add else total)
 
 
 def _kernel_for(a: Tensor) -> Callable[..., Tensor] | None:

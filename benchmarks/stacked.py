@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from products import as_type, in_floats, opened, outer_where_open, where_open, write_product
+from products import in_floats, opened, outer_where_open, scaled, where_open, write_product, write_sum
 from torch import Tensor
 
 from synther_replay.acceleration import fused
@@ -160,7 +160,8 @@ fused_padded = fused(padded)
 
 def forward(w: Layers, x: Tensor) -> tuple[Tensor, Kept]:
     """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
-    x = as_type(x, w["w1"].dtype)
+    if x.dtype != (dtype := w["w1"].dtype):
+        x = scaled(x, 1.0, dtype)
     hidden = [opened(x, w["w1"])]
     for k in range(2, w.last):
         hidden.append(opened(hidden[-1], w[f"w{k}"], w[f"b{k}"]))
@@ -173,9 +174,7 @@ def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
     for k in range(w.last, 1, -1):
         below = kept.hidden[k - 2]
         write_product(below.mT, d, 1 / scale, gradient[f"w{k}"])
-        torch.sum(d, 1, keepdim=True, dtype=gradient[f"b{k}"].dtype, out=gradient[f"b{k}"])
-        if scale != 1:
-            gradient[f"b{k}"].div_(scale)
+        write_sum(d, 1 / scale, gradient[f"b{k}"])
         d = _back_through(w[f"w{k}"], below, d)
     write_product(kept.x.mT, d, 1 / scale, gradient["w1"])
 
@@ -185,8 +184,7 @@ def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
-    d_x = in_floats(d, w["w1"].mT)
-    return d_x if scale == 1 else d_x / scale
+    return in_floats(d, w["w1"].mT, factor=1 / scale)
 
 
 def slopes(w: Layers, kept: Kept) -> list[Tensor]:
@@ -221,7 +219,7 @@ def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: 
     for k in range(2, w.last + 1):
         d = where_open(d, w[f"w{k - 1}"], kept.hidden[k - 2])
         if k == w.last:
-            gradient[f"w{k}"].add_(d.sum(1, dtype=gradient[f"w{k}"].dtype).unsqueeze(-1), alpha=1 / scale)
+            write_sum(d, 1 / scale, gradient[f"w{k}"].mT, add=True)
         else:
             write_product(d.mT, by_layer[k - 1], 1 / scale, gradient[f"w{k}"], add=True)
 
@@ -231,7 +229,7 @@ def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
     if (dtype := w["w1"].dtype) == d_y.dtype:
         return d_y, 1
     scale = d_y.shape[1]
-    return as_type(d_y * scale, dtype), scale
+    return scaled(d_y, scale, dtype), scale
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:

@@ -41,15 +41,30 @@ class EDACSettings(OfflineSettings):
 
 
 @fused
-def _apart(slope: Tensor, eta: float) -> Tensor:
-    """Gradient of ``eta`` times the mean alignment of slopes ``(M, N, B, A)``, by each of them."""
-    _, critics, batch, _ = slope.shape
+def _error_gradient(q: Tensor, least: Tensor, parts: Tensor) -> Tensor:
+    """Of the squared distance, a mean over the batch, of values ``(M, N, B)`` from what they should be ``(M, B)``."""
+    return (q - (parts[0] * least + parts[1]).unsqueeze(1)) * (2 / q.shape[2])
+
+
+@fused
+def _apart(slopes: Tensor, critics: int, first: int, last: int, eta: float) -> Tensor:
+    """Gradient of ``eta`` times the mean alignment of slopes ``(S, B, columns)``, of which actions have some columns.
+
+    Args:
+        slopes: Of all critics, those of an agent side by side.
+        critics: Of an agent.
+        first: Column of the first action.
+        last: The one after the last.
+        eta: The factor.
+    """
+    slope, batch = slopes[..., first:last].unflatten(0, (-1, critics)), slopes.shape[1]
     norm = slope.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-30)
     longer = norm + _LEAST_NORM
     unit = slope / longer
     d_unit = (unit.sum(1, keepdim=True) - unit) * (2 * eta / (batch * (critics - 1)))
     along = (d_unit * slope).sum(-1, keepdim=True)
-    return (d_unit - slope * along / (norm * longer)) / longer
+    d_slope = (d_unit - slope * along / (norm * longer)) / longer
+    return torch.nn.functional.pad(d_slope.flatten(0, 1), (first, slopes.shape[2] - last))
 
 
 class StackedEDAC(OfflineLearner):
@@ -110,16 +125,13 @@ class StackedEDAC(OfflineLearner):
         parts = bellman(
             rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
         )
-        wanted = parts[0] * least + parts[1]
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
         gradient = Layers.of(self.critic.gradient, shape)
         q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))
-        error = q.view(self.agents, settings.critics, batch) - wanted.unsqueeze(1)
-        backward(critics, kept, (error * (2 / batch)).view(self.stack, batch, 1), gradient)
+        d_q = _error_gradient(q.view(self.agents, settings.critics, batch), least, parts)
+        backward(critics, kept, d_q.view(self.stack, batch, 1), gradient)
         found = slopes(critics, kept)
-        slope = found[-1][..., spec.actions].unflatten(0, (self.agents, settings.critics))
-        d_slope = torch.zeros_like(found[-1])
-        d_slope[..., spec.actions] = _apart(slope, settings.eta).flatten(0, 1)
+        d_slope = _apart(found[-1], settings.critics, spec.actions.start, spec.actions.stop, settings.eta)
         add_backward_of_slopes(critics, kept, found, d_slope, gradient)
         self.critic.step_and_follow(rates, self.values[self.stack :], settings.target_speed)
 
