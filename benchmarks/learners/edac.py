@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from critics import inputs_of_each
 from networks import outputs_for
-from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, operands, slopes
+from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, operands, padded, slopes
 from tanh_gaussian import Bounds, alpha_gradient, bellman, squash
 from torch import Tensor
 
@@ -41,30 +40,39 @@ class EDACSettings(OfflineSettings):
 
 
 @fused
-def _error_gradient(q: Tensor, least: Tensor, parts: Tensor) -> Tensor:
-    """Of the squared distance, a mean over the batch, of values ``(M, N, B)`` from what they should be ``(M, B)``."""
-    return (q - (parts[0] * least + parts[1]).unsqueeze(1)) * (2 / q.shape[2])
+def _inputs_of_both(
+    now: Tensor, actions: Tensor, then: Tensor, next_actions: Tensor, critics: int, cols: int
+) -> Tensor:
+    """Inputs of each critic of an agent, then of each target, ``(2 * M * N, B, cols)``."""
+    inputs = torch.stack((padded(now, actions, columns=cols), padded(then, next_actions, columns=cols)))
+    return inputs.unsqueeze(2).expand(-1, -1, critics, -1, -1).flatten(0, 2).contiguous()
 
 
 @fused
-def _apart(slopes: Tensor, critics: int, first: int, last: int, eta: float) -> Tensor:
-    """Gradient of ``eta`` times the mean alignment of slopes ``(S, B, columns)``, of which actions have some columns.
+def _error_gradient(q: Tensor, least: Tensor, bellman: Tensor) -> Tensor:
+    """Of the mean squared distance of values ``(M, N, B)`` from what the Bellman equation makes of the `least`."""
+    return (q - (bellman[0] * least + bellman[1]).unsqueeze(1)) * (2 / q.shape[2])
+
+
+@fused
+def _apart(found: Tensor, critics: int, first: int, last: int, eta: float) -> Tensor:
+    """Gradient of ``eta`` times the mean alignment of slopes by the actions, given those by all inputs.
 
     Args:
-        slopes: Of all critics, those of an agent side by side.
+        found: Slopes of all critics, ``(S, B, columns)``; those of an agent lie side by side.
         critics: Of an agent.
         first: Column of the first action.
         last: The one after the last.
         eta: The factor.
     """
-    slope, batch = slopes[..., first:last].unflatten(0, (-1, critics)), slopes.shape[1]
+    slope, batch = found[..., first:last].unflatten(0, (-1, critics)), found.shape[1]
     norm = slope.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-30)
     longer = norm + _LEAST_NORM
     unit = slope / longer
     d_unit = (unit.sum(1, keepdim=True) - unit) * (2 * eta / (batch * (critics - 1)))
     along = (d_unit * slope).sum(-1, keepdim=True)
     d_slope = (d_unit - slope * along / (norm * longer)) / longer
-    return torch.nn.functional.pad(d_slope.flatten(0, 1), (first, slopes.shape[2] - last))
+    return torch.nn.functional.pad(d_slope.flatten(0, 1), (first, found.shape[2] - last))
 
 
 class StackedEDAC(OfflineLearner):
@@ -109,27 +117,25 @@ class StackedEDAC(OfflineLearner):
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
         alpha = self.log_alpha.parameters.exp()
-        critics = operands(self.critic.parameters, self.critic_shape)
-        self._update_policy(critics, observations, out, noise[:, 1], alpha, rates, _LOG_STD)
-        self._update_critics(critics, rows, noise[:, 2], alpha, rates)
+        values = operands(self.values, self.critic_shape)
+        self._update_policy(values.first(self.stack), observations, out, noise[:, 1], alpha, rates, _LOG_STD)
+        self._update_critics(values, rows, noise[:, 2], alpha, rates)
         self.updates += 1
 
-    def _update_critics(self, critics: Layers, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
+    def _update_critics(self, values: Layers, rows: Tensor, noise: Tensor, alpha: Tensor, rates: Tensor) -> None:
         settings, spec, shape = self.settings, self.rows.spec, self.critic_shape
-        batch, columns = rows.shape[1], shape.padded_inputs
+        batch, gradient = rows.shape[1], Layers.of(self.critic.gradient, shape)
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         next_actions, log_prob = squash(out, noise, _LOG_STD)
-        then = inputs_of_each(rows[..., spec.next_observations], next_actions, settings.critics, columns)
-        next_q, _ = forward(operands(self.values[self.stack :], shape), then)
-        least, _ = smallest(next_q.view(self.agents, settings.critics, batch))
-        parts = bellman(
+        parts = (rows[..., columns] for columns in (spec.observations, spec.actions, spec.next_observations))
+        both, kept = forward(values, _inputs_of_both(*parts, next_actions, settings.critics, shape.padded_inputs))
+        q, next_q = both.view(2, self.agents, settings.critics, batch)
+        least, _ = smallest(next_q)
+        target = bellman(
             rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
         )
-        observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        gradient = Layers.of(self.critic.gradient, shape)
-        q, kept = forward(critics, inputs_of_each(observations, actions, settings.critics, columns))
-        d_q = _error_gradient(q.view(self.agents, settings.critics, batch), least, parts)
-        backward(critics, kept, d_q.view(self.stack, batch, 1), gradient)
+        critics, kept = values.first(self.stack), kept.first(self.stack)
+        backward(critics, kept, _error_gradient(q, least, target).view(self.stack, batch, 1), gradient)
         found = slopes(critics, kept)
         d_slope = _apart(found[-1], settings.critics, spec.actions.start, spec.actions.stop, settings.eta)
         add_backward_of_slopes(critics, kept, found, d_slope, gradient)
