@@ -13,10 +13,10 @@ from synther_replay import GeneratorConfig
 
 PRESETS = ("paper", "fast", "tiny")  # of generator and schedule
 GENERATOR_PRESETS = (*PRESETS, "offline")
-# Data sets on which the paper's generator has a network twice as wide as elsewhere, and ours is trained for longer:
-# with IQL on the first that made the difference, and width did not.
+# Data sets on which the paper's generator has a network twice as wide as elsewhere, and ours is trained for longer: on
+# the first, IQL learns more from that and not from width.
 _DEMANDING = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
-_MORE: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline": {"steps": 100_000}}
+_FOR_DEMANDING: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline": {"steps": 100_000}}
 REFIT = "a refit is not interrupted: with preset paper leave some minutes"  # what a stop of an online run waits for
 
 
@@ -49,7 +49,7 @@ def generator_of(preset: str, changes: Mapping[str, Any], dataset: str = "") -> 
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3) or names
             raise ValueError(f"set: the generator has no {name!r}, near are {', '.join(near)}")
-    more = _MORE.get(preset, {}) if dataset.rpartition("-")[0] in _DEMANDING else {}
+    more = _FOR_DEMANDING.get(preset, {}) if dataset.rpartition("-")[0] in _DEMANDING else {}
     config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**more, **changes})
     return config
 

@@ -50,7 +50,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
     parser.add_argument(
-        "--preset", choices=GENERATOR_PRESETS, help="of the generator (offline on a GPU, tiny on a CPU)"
+        "--preset",
+        choices=GENERATOR_PRESETS,
+        help="of the generator (offline on a GPU, tiny on a CPU); some sets get more of it",
     )
     parser.add_argument(
         "--rows",

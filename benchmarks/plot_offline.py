@@ -248,15 +248,23 @@ def _legend(results: Sequence[Result]) -> str:
 
 def _unlike_generators(results: Sequence[Result]) -> list[str]:
     """Which data sets had generators of which size, if they are not all the same."""
-    sets: dict[str, list[str]] = {}
+    sizes: dict[tuple[str, float | None], Mapping[str, int]] = {}
     for result in results:
         if result.generator is not None:
-            size = ", ".join(f"{name} {value:,}" for name, value in result.generator.items())
-            sets.setdefault(size, []).append(result.dataset)
+            size = sizes.setdefault((result.dataset, result.share), result.generator)
+            if size != result.generator:
+                what = f"{dict(size)} and {dict(result.generator)}"
+                raise ValueError(f"{result.dataset}: expected one generator for all algorithms, got {what}")
+    sets: dict[tuple[tuple[str, int], ...], set[str]] = {}
+    for (dataset, share), size in sizes.items():
+        sets.setdefault(tuple(size.items()), set()).add(dataset if share is None else f"{share:g} % of {dataset}")
     if len(sets) < 2:
         return []
-    told = "; ".join(f"{size} on {', '.join(sorted(set(names)))}" for size, names in sorted(sets.items()))
-    return [f"Generators are not the same for all data sets: {told}."]
+    told = (
+        f"{', '.join(f'{name} {value:,}' for name, value in size)} on {', '.join(sorted(sets[size]))}"
+        for size in sorted(sets)
+    )
+    return [f"Generators are not the same for all data sets: {'; '.join(told)}."]
 
 
 def draw(results: Sequence[Result], share: float | None) -> Any:

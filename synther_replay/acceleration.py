@@ -20,7 +20,7 @@ _SHAPES_PER_FUNCTION = 64
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile an element-wise function into one kernel when its first argument lives on a GPU.
+    """Compile a function of element-wise operations and sums into few kernels when its first argument is on a GPU.
 
     On the CPU, and where it cannot be compiled, the function runs as it is written.
     """

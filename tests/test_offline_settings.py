@@ -205,6 +205,8 @@ class TestAlgorithm:
         assert make(dataset=dataset, data="mixed", preset="paper").generator_config().width == width
         ours = make(dataset=dataset, data="synther", preset="offline").generator_config()
         assert ours == GeneratorConfig.offline(steps=steps)
+        asked = make(dataset=dataset, data="synther", preset="offline", generator={"steps": 7})
+        assert asked.generator_config() == GeneratorConfig.offline(steps=7)
         assert make(dataset=dataset, **SYNTHETIC).generator_config() == GeneratorConfig.fast()
         chosen = make(dataset=dataset, data="synther", preset="paper", generator={"width": 64})
         assert chosen.generator_config().width == 64

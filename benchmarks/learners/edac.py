@@ -41,17 +41,17 @@ class EDACSettings(OfflineSettings):
 
 @fused
 def _inputs_of_both(
-    now: Tensor, actions: Tensor, then: Tensor, next_actions: Tensor, critics: int, cols: int
+    now: Tensor, actions: Tensor, then: Tensor, next_actions: Tensor, critics: int, columns: int
 ) -> Tensor:
-    """Inputs of each critic of an agent, then of each target, ``(2 * M * N, B, cols)``."""
-    inputs = torch.stack((padded(now, actions, columns=cols), padded(then, next_actions, columns=cols)))
+    """Inputs of each critic of an agent, then of each target, ``(2 * M * N, B, columns)``."""
+    inputs = torch.stack((padded(now, actions, columns=columns), padded(then, next_actions, columns=columns)))
     return inputs.unsqueeze(2).expand(-1, -1, critics, -1, -1).flatten(0, 2).contiguous()
 
 
 @fused
-def _error_gradient(q: Tensor, least: Tensor, bellman: Tensor) -> Tensor:
-    """Of the mean squared distance of values ``(M, N, B)`` from what the Bellman equation makes of the `least`."""
-    return (q - (bellman[0] * least + bellman[1]).unsqueeze(1)) * (2 / q.shape[2])
+def _error_gradient(q: Tensor, least: Tensor, parts: Tensor) -> Tensor:
+    """Of the mean squared distance of values ``(M, N, B)`` from what `bellman`'s parts make of the `least`."""
+    return (q - (parts[0] * least + parts[1]).unsqueeze(1)) * (2 / q.shape[2])
 
 
 @fused
@@ -127,15 +127,15 @@ class StackedEDAC(OfflineLearner):
         batch, gradient = rows.shape[1], Layers.of(self.critic.gradient, shape)
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         next_actions, log_prob = squash(out, noise, _LOG_STD)
-        parts = (rows[..., columns] for columns in (spec.observations, spec.actions, spec.next_observations))
-        both, kept = forward(values, _inputs_of_both(*parts, next_actions, settings.critics, shape.padded_inputs))
+        known = (rows[..., columns] for columns in (spec.observations, spec.actions, spec.next_observations))
+        both, kept = forward(values, _inputs_of_both(*known, next_actions, settings.critics, shape.padded_inputs))
         q, next_q = both.view(2, self.agents, settings.critics, batch)
         least, _ = smallest(next_q)
-        target = bellman(
+        parts = bellman(
             rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
         )
         critics, kept = values.first(self.stack), kept.first(self.stack)
-        backward(critics, kept, _error_gradient(q, least, target).view(self.stack, batch, 1), gradient)
+        backward(critics, kept, _error_gradient(q, least, parts).view(self.stack, batch, 1), gradient)
         found = slopes(critics, kept)
         d_slope = _apart(found[-1], settings.critics, spec.actions.start, spec.actions.stop, settings.eta)
         add_backward_of_slopes(critics, kept, found, d_slope, gradient)
