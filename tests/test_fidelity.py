@@ -312,6 +312,7 @@ def test_documents_have_the_published_numbers():
         "synther-paper": "`paper()`",
         "synther-fast": "`fast()`",
         "tvae": "TVAE",
+        "ctgan-epochs-100": "CTGAN, 100 epochs",
     }
     for name, label in labels.items():
         entry = sources[name]
