@@ -145,14 +145,19 @@ def table(results: Sequence[Result]) -> str:
         for larger in algos:
             usual = larger.rpartition("-")[0]
             if usual in algos:
-                sets = {name for (a, _), column in columns.items() if a == larger for name in column}
-                both = {
-                    f"{a}, {v}": {name: column[name] for name in column if name in sets}
-                    for (a, v), column in columns.items()
-                    if a in (usual, larger)
-                }
-                blocks.append(_block(f"networks{of_what}", {title: column for title, column in both.items() if column}))
+                blocks.append(_block(f"networks{of_what}", _both_networks(columns, usual, larger)))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
+
+
+def _both_networks(columns: Mapping[tuple[str, str], Column], usual: str, larger: str) -> dict[str, Column]:
+    """Columns of an algorithm with its usual networks and with larger ones, on the data sets that the latter have."""
+    sets = {name for (algo, _), column in columns.items() if algo == larger for name in column}
+    shown = {
+        f"{algo}, {variant}": {name: result for name, result in column.items() if name in sets}
+        for (algo, variant), column in columns.items()
+        if algo in (usual, larger)
+    }
+    return {title: column for title, column in shown.items() if column}
 
 
 def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
@@ -246,8 +251,8 @@ def _legend(results: Sequence[Result]) -> str:
     return " ".join(parts)
 
 
-def _unlike_generators(results: Sequence[Result]) -> list[str]:
-    """Which data sets had generators of which size, if they are not all the same."""
+def _generators(results: Sequence[Result]) -> dict[tuple[str, float | None], Mapping[str, int]]:
+    """Size of the one generator of each data set, or of a share of it."""
     sizes: dict[tuple[str, float | None], Mapping[str, int]] = {}
     for result in results:
         if result.generator is not None:
@@ -255,8 +260,13 @@ def _unlike_generators(results: Sequence[Result]) -> list[str]:
             if size != result.generator:
                 what = f"{dict(size)} and {dict(result.generator)}"
                 raise ValueError(f"{result.dataset}: expected one generator for all algorithms, got {what}")
+    return sizes
+
+
+def _unlike_generators(results: Sequence[Result]) -> list[str]:
+    """Which data sets had generators of which size, if they are not all the same."""
     sets: dict[tuple[tuple[str, int], ...], set[str]] = {}
-    for (dataset, share), size in sizes.items():
+    for (dataset, share), size in _generators(results).items():
         sets.setdefault(tuple(size.items()), set()).add(dataset if share is None else f"{share:g} % of {dataset}")
     if len(sets) < 2:
         return []
