@@ -69,11 +69,16 @@ def critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, colu
     return torch.stack((now, then)).permute(2, 0, 1, 3, 4).contiguous()
 
 
+def for_each(inputs: Tensor, critics: int) -> Tensor:
+    """Inputs ``(2, M, B, columns)`` of critics and targets for each of an agent, ``(2 * M * N, B, columns)``."""
+    return inputs.unsqueeze(2).expand(-1, -1, critics, -1, -1).flatten(0, 2)
+
+
 @fused
-def _error(q: Tensor, next_q: Tensor, bellman: Tensor, left_out: Tensor) -> Tensor:
-    """Distance of values ``(M, N, B)`` from their targets."""
+def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, left_out: Tensor) -> Tensor:
+    """Of the mean squared distance of values ``(M, N, B)`` from their targets, by each of them."""
     target = bellman[0] * (next_q + left_out.unsqueeze(-1)).amin(1) + bellman[1]
-    return q - target.unsqueeze(1)
+    return (q - target.unsqueeze(1)) * (2 / q.shape[2])
 
 
 class TorchCritics:
@@ -105,13 +110,11 @@ class TorchCritics:
         self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
     ) -> Tensor:
         """See `Critics`."""
-        _, agents, batch, columns = inputs.shape
-        each = inputs.unsqueeze(2).expand(-1, -1, self.critics, -1, -1).reshape(-1, batch, columns)
+        _, agents, batch, _ = inputs.shape
         both = operands(self.values, self._shape)
-        q, kept = forward(both, each)
+        q, kept = forward(both, for_each(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
-        error = _error(value, next_value, bellman, left_out)
-        d_q = error.view(self.stack, batch, 1) * (2 / batch)
+        d_q = error_gradient(value, next_value, bellman, left_out).view(self.stack, batch, 1)
         backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
         if follow:
             self.adam.step_and_follow(rates, self.target, self.target_speed)

@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 
 import torch
+from critics import critic_inputs, error_gradient, for_each
 from networks import outputs_for
-from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, operands, padded, slopes
+from stacked import Adam, Layers, add_backward_of_slopes, backward, forward, operands, slopes
 from tanh_gaussian import Bounds, alpha_gradient, bellman, squash
 from torch import Tensor
 
-from learners.offline import OfflineLearner, OfflineSettings, smallest
+from learners.offline import OfflineLearner, OfflineSettings
 from learners.rows import SharedRows
 from synther_replay.acceleration import fused
 
@@ -37,21 +38,6 @@ class EDACSettings(OfflineSettings):
         """Refuse an ensemble of one, which has nothing to differ from."""
         if self.critics < 2:
             raise ValueError(f"critics: expected at least 2, got {self.critics}")
-
-
-@fused
-def _inputs_of_both(
-    now: Tensor, actions: Tensor, then: Tensor, next_actions: Tensor, critics: int, columns: int
-) -> Tensor:
-    """Inputs of each critic of an agent, then of each target, ``(2 * M * N, B, columns)``."""
-    inputs = torch.stack((padded(now, actions, columns=columns), padded(then, next_actions, columns=columns)))
-    return inputs.unsqueeze(2).expand(-1, -1, critics, -1, -1).flatten(0, 2).contiguous()
-
-
-@fused
-def _error_gradient(q: Tensor, least: Tensor, parts: Tensor) -> Tensor:
-    """Of the mean squared distance of values ``(M, N, B)`` from what `bellman`'s parts make of the `least`."""
-    return (q - (parts[0] * least + parts[1]).unsqueeze(1)) * (2 / q.shape[2])
 
 
 @fused
@@ -127,15 +113,14 @@ class StackedEDAC(OfflineLearner):
         batch, gradient = rows.shape[1], Layers.of(self.critic.gradient, shape)
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.next_observations)
         next_actions, log_prob = squash(out, noise, _LOG_STD)
-        known = (rows[..., columns] for columns in (spec.observations, spec.actions, spec.next_observations))
-        both, kept = forward(values, _inputs_of_both(*known, next_actions, settings.critics, shape.padded_inputs))
+        of_one_update = rows.unsqueeze(1), next_actions.unsqueeze(1)
+        (inputs,) = critic_inputs(*of_one_update, spec.observation_dim, shape.padded_inputs)
+        both, kept = forward(values, for_each(inputs, settings.critics))
         q, next_q = both.view(2, self.agents, settings.critics, batch)
-        least, _ = smallest(next_q)
-        parts = bellman(
-            rows[..., spec.rewards.start], rows[..., spec.terminated.start], log_prob, alpha, settings.gamma
-        )
+        rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+        d_q = error_gradient(q, next_q, bellman(rewards, terminated, log_prob, alpha, settings.gamma), self.all_asked)
         critics, kept = values.first(self.stack), kept.first(self.stack)
-        backward(critics, kept, _error_gradient(q, least, parts).view(self.stack, batch, 1), gradient)
+        backward(critics, kept, d_q.view(self.stack, batch, 1), gradient)
         found = slopes(critics, kept)
         d_slope = _apart(found[-1], settings.critics, spec.actions.start, spec.actions.stop, settings.eta)
         add_backward_of_slopes(critics, kept, found, d_slope, gradient)
