@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from products import takes_halves
 from stacked import Adam, Kept, Layers, MlpShape, backward, backward_to_inputs, forward, fused_padded, operands
 from torch import Tensor
 
@@ -75,7 +76,7 @@ def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slic
 
 def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
     """Whether `triton_networks` can be used; a CPU build of PyTorch has no Triton to import it with."""
-    if device.type != "cuda" or not has_triton():
+    if not takes_halves(device) or not has_triton():
         return False
     from triton_networks import fits
 

@@ -63,6 +63,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--subsample", type=float, help="share of the data set to keep (all)")
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
     parser.add_argument("--network", choices=NETWORKS, help="other networks and batches than the algorithm's own")
+    parser.add_argument(
+        "--precise",
+        action="store_true",
+        default=None,
+        help="multiply floats in full precision; on a GPU products take halves otherwise, and a fraction of the time",
+    )
     parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
     parser.add_argument(
         "--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU); CORL gives EDAC 3,000,000"
@@ -106,8 +112,8 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    names = ("preset", "rows", "real_ratio", "subsample", "augment", "network", "seeds", "steps", "first_seed")
-    given = {name: getattr(args, name) for name in (*names, "episodes", "evaluate_every")}
+    names = ("preset", "rows", "real_ratio", "subsample", "augment", "network", "precise", "seeds", "steps")
+    given = {name: getattr(args, name) for name in (*names, "first_seed", "episodes", "evaluate_every")}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}
     if data in _TAKEN_BY["set"]:

@@ -42,7 +42,7 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
         The run; `finished` says whether the result is there.
     """
     if source.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # tensor cores
+        torch.set_float32_matmul_precision("highest" if cell.precise else "high")  # which allows tensor cores
     checkpoint = checkpoint_beside(path)
     if checkpoint.exists():
         saved_state(checkpoint, cell)  # what cannot be continued is refused now, and not after a generator is fitted

@@ -82,6 +82,7 @@ class Cell:
         episodes: Per evaluation; None for 10, in mazes 100, where an episode is worth all or nothing.
         evaluate_every: Updates between two evaluations.
         generator: Settings of the generator, as far as they differ from the preset's.
+        precise: Whether agents' products on a GPU take floats in full precision, as on a CPU, and not halves.
     """
 
     dataset: str
@@ -99,6 +100,7 @@ class Cell:
     episodes: int | None = None
     evaluate_every: int = 50_000
     generator: dict[str, Any] = field(default_factory=dict)
+    precise: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, by name and value."""
@@ -149,7 +151,8 @@ class Cell:
     def name(self) -> str:
         """Algorithm and data, as files are named."""
         share = None if self.subsample is None else f"{100 * self.subsample:g}pct"
-        return "-".join(part for part in (self.algo, self.data, share, self.augment, self.network) if part)
+        precise = "precise" if self.precise else None
+        return "-".join(part for part in (self.algo, self.data, share, self.augment, self.network, precise) if part)
 
     @property
     def task(self) -> str:

@@ -57,7 +57,7 @@ class Result:
 
     Attributes:
         dataset: Name of the data set.
-        algo: The algorithm, and its networks where they are not its own.
+        algo: The algorithm, its networks where they are not its own, and whether its products are precise.
         variant: What was learnt from, one of `VARIANTS`.
         steps: Updates that the agents made.
         share: Of the data set that was there, in per cent; None for all of it.
@@ -100,13 +100,14 @@ def read_result(path: Path) -> Result:
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
     settings, generator = content["settings"], content["settings"].get("generator") or {}
+    precise = "precise" if settings.get("precise") else None
     if content["data"] == "real":
         ways = {}
     else:
         ways = {key: value for key, value in {**_UNKNOWN, **generator}.items() if key not in _FREE}
     return Result(
         content["dataset"],
-        "-".join(part for part in (content["algo"], content["network"]) if part),
+        "-".join(part for part in (content["algo"], content["network"], precise) if part),
         variant,
         content["steps"],
         share,

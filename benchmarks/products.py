@@ -16,6 +16,11 @@ from synther_replay.acceleration import fused, has_triton
 _LARGEST_HALF = 65504.0
 
 
+def takes_halves(device: torch.device) -> bool:
+    """Whether networks there are multiplied as halves: on a GPU, unless PyTorch is to multiply floats in full."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+
+
 def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     """In this type; what is beyond the range of halves is put at its end."""
     return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)

@@ -8,7 +8,7 @@ All parameters of a network lie in one row of a matrix ``(S, P)``, so that Adam 
 on that matrix. Each product below is one kernel for all S networks; with automatic differentiation there would be
 three times as many, and at these sizes a kernel costs its launch.
 
-On a GPU products may take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
+On a GPU products take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
 halves then, these scaled so that they are of a row by itself and not of one in a batch; outputs and gradients of
 parameters and inputs stay floats.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from products import in_floats, opened, outer_where_open, scaled, where_open, write_product, write_sum
+from products import in_floats, opened, outer_where_open, scaled, takes_halves, where_open, write_product, write_sum
 from torch import Tensor
 
 from synther_replay.acceleration import fused
@@ -99,11 +99,12 @@ def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = No
     Args:
         parameters: Of the networks.
         shape: Of one network.
-        dtype: Of all but the last bias, which is added to what stays float; None for halves on a GPU, which its tensor
-            cores multiply twice as fast as floats and with the same mantissa, and floats elsewhere.
+        dtype: Of all but the last bias, which is added to what stays float; None for halves where `takes_halves`
+            says so, which tensor cores multiply twice as fast as floats and with the same mantissa, and floats
+            elsewhere.
     """
     layers = Layers.of(parameters, shape)
-    dtype = dtype or (torch.half if parameters.device.type == "cuda" else parameters.dtype)
+    dtype = dtype or (torch.half if takes_halves(parameters.device) else parameters.dtype)
     if dtype == parameters.dtype:
         return layers
     name = f"b{layers.last}"

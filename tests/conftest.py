@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,6 +34,15 @@ def call_main(
         return status, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def tensor_cores() -> Iterator[None]:
+    """Floats may be multiplied with less than full precision, as the benchmarks have it on a GPU."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture

@@ -272,6 +272,7 @@ class TestReplay:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("tensor_cores")
 class TestOnGpu:
     def test_a_captured_block_is_the_block_itself(self):
         device = torch.device("cuda", 0)

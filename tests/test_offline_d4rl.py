@@ -207,10 +207,11 @@ class TestCells:
         sizes = {"seeds": 3, "steps": 700, "first-seed": 9, "episodes": 2, "evaluate-every": 300, "rows": 8}
         arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
         arguments += ["--preset", "paper", "--real-ratio", "0", "--subsample", "0.15", "--network", "large"]
+        arguments += ["--precise"]
         arguments += ["--set", "solver=heun", "--set", "betas=(0.8, 0.9)", "--set", "patience=None", "--set", "eta=0.5"]
         (found,) = self.parse(monkeypatch, "--algo", "td3bc", "--data", "mixed", *arguments).cells
         generator = {"solver": "heun", "betas": (0.8, 0.9), "patience": None, "eta": 0.5}
-        others = {"preset": "paper", "real_ratio": 0.0, "subsample": 0.15, "network": "large"}
+        others = {"preset": "paper", "real_ratio": 0.0, "subsample": 0.15, "network": "large", "precise": True}
         sizes = {name.replace("-", "_"): value for name, value in sizes.items()}
         assert found == Cell(HOPPER, "td3bc", "mixed", generator=generator, **sizes, **others)
         assert found.generator_config() == GeneratorConfig.paper(width=2048, **generator)

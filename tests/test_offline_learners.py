@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import critics
-import networks
 from learners.augment import AUGMENTATIONS
 from learners.cql import CQLSettings, StackedCQL
 from learners.edac import EDACSettings, StackedEDAC
@@ -571,6 +569,7 @@ FULL_SIZE = {
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("tensor_cores")
 class TestOnGpu:
     def learned(self, algo, calls=3, agents=2, augmentation=None, synthetic=None):
         torch.set_default_dtype(torch.float32)
@@ -603,12 +602,10 @@ class TestOnGpu:
             assert torch.isfinite(tensor).all(), name
             assert torch.equal(tensor, other.state_dict()[name]), name
 
-    @pytest.mark.parametrize("algo", ["td3bc", "iql"])
-    def test_kernels_learn_as_operations_do(self, algo, monkeypatch):
+    @pytest.mark.parametrize("algo", ["td3bc", "iql", "td3bc-large"])
+    def test_kernels_learn_as_operations_do(self, algo):
         with_kernels, _ = self.learned(algo, calls=1)
-        for module in (critics, networks):
-            monkeypatch.setattr(module, "has_kernels", lambda *_: False)
-            monkeypatch.setattr(module, "operands", Layers.of)  # in floats
+        torch.set_float32_matmul_precision("highest")
         without, _ = self.learned(algo, calls=1)
         for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
             # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.

@@ -108,6 +108,7 @@ def test_what_just_works_is_not_refused(changes):
         ({"subsample": 1.0}, "td3bc-real-100pct"),
         ({"augment": "dynamics"}, "td3bc-real-dynamics"),
         ({"data": "mixed", "preset": "tiny", "subsample": 0.5, "network": "large"}, "td3bc-mixed-50pct-large"),
+        ({"network": "large", "precise": True}, "td3bc-real-large-precise"),
     ],
 )
 def test_names_are_those_of_files(changes, name):

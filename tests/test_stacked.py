@@ -7,6 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from products import takes_halves
 from stacked import (
     Layers,
     MlpShape,
@@ -66,6 +67,16 @@ def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
     halves = operands(parameters, shape, torch.half)
     assert {part.dtype for name, part in halves.items() if name != "b3"} == {torch.half}
     assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [("cuda", "high", True), ("cuda", "medium", True), ("cuda", "highest", False), ("cpu", "high", False)],
+)
+@pytest.mark.usefixtures("tensor_cores")
+def test_halves_are_for_gpus_that_need_not_be_precise(device, precision, expected):
+    torch.set_float32_matmul_precision(precision)
+    assert takes_halves(torch.device(device)) is expected
 
 
 @pytest.mark.parametrize(("outputs", "layers"), [(1, 2), (1, 3), (6, 3)])
