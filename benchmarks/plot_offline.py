@@ -3,8 +3,9 @@
     python benchmarks/plot_offline.py --results results/offline
 
 reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
-were reduced to, and `table.md`, which is printed too. What is missing leaves its place empty; what is damaged stops the
-program. Scores are D4RL's, of the last evaluation.
+were reduced to, such names with `-<algorithm>-<network>` for other networks beside the algorithm's own, and `table.md`,
+which is printed too. What is missing leaves its place empty; what is damaged stops the program. Scores are D4RL's, of
+the last evaluation.
 """
 
 from __future__ import annotations
@@ -140,25 +141,27 @@ def table(results: Sequence[Result]) -> str:
         shown = [result for result in results if result.share == share]
         of_what = "" if share is None else f", {share:g} % of each data set"
         algos = sorted({result.algo for result in shown})
-        columns = {(a, v): _column(shown, a, v) for a in algos for v in VARIANTS if _column(shown, a, v)}
         for algo in algos:
-            blocks.append(_block(algo + of_what, {v: column for (a, v), column in columns.items() if a == algo}))
-        for larger in algos:
-            usual = larger.rpartition("-")[0]
-            if usual in algos:
-                blocks.append(_block(f"networks{of_what}", _both_networks(columns, usual, larger)))
+            blocks.append(_block(algo + of_what, {v: _column(shown, algo, v) for v in VARIANTS}))
+        for larger, both in _with_other_networks(shown).items():
+            pairs = itertools.product((_usual(larger), larger), VARIANTS)
+            blocks.append(_block(f"networks{of_what}", {f"{a}, {v}": _column(both, a, v) for a, v in pairs}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
-def _both_networks(columns: Mapping[tuple[str, str], Column], usual: str, larger: str) -> dict[str, Column]:
-    """Columns of an algorithm with its usual networks and with larger ones, on the data sets that the latter have."""
-    sets = {name for (algo, _), column in columns.items() if algo == larger for name in column}
-    shown = {
-        f"{algo}, {variant}": {name: result for name, result in column.items() if name in sets}
-        for (algo, variant), column in columns.items()
-        if algo in (usual, larger)
-    }
-    return {title: column for title, column in shown.items() if column}
+def _usual(algo: str) -> str:
+    """The algorithm with its own networks, or "" if it has them."""
+    return algo.rpartition("-")[0]
+
+
+def _with_other_networks(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """For each algorithm with other networks its results and, on the same data sets, those with its own."""
+    algos = sorted({result.algo for result in results})
+    found = {}
+    for algo in (algo for algo in algos if _usual(algo) in algos):
+        sets = {result.dataset for result in results if result.algo == algo}
+        found[algo] = [r for r in results if r.algo in (algo, _usual(algo)) and r.dataset in sets]
+    return found
 
 
 def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
@@ -179,6 +182,7 @@ def _column(results: Sequence[Result], algo: str, variant: str) -> Column:
 
 def _block(title: str, columns: Mapping[str, Column]) -> str:
     """One table: a row for each data set, and means over those that the first column shares with another."""
+    columns = {name: column for name, column in columns.items() if column}
     found = [result for column in columns.values() for result in column.values()]
     lengths = {result.steps for result in found}
     if len(lengths) > 1:
@@ -278,9 +282,20 @@ def _unlike_generators(results: Sequence[Result]) -> list[str]:
     return [f"Generators are not the same for all data sets: {'; '.join(told)}."]
 
 
-def draw(results: Sequence[Result], share: float | None) -> Any:
+def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """What to draw, by the names of the files: algorithms as they are, then other networks beside their own."""
+    found = {}
+    for share in _shares(results):
+        of_share = [result for result in results if result.share == share]
+        name = "offline" if share is None else f"offline-{share:g}pct"
+        pairs = _with_other_networks(of_share)
+        found[name] = [result for result in of_share if result.algo not in pairs]
+        found |= {f"{name}-{algo}": both for algo, both in pairs.items()}
+    return found
+
+
+def draw(shown: Sequence[Result]) -> Any:
     """Bars by data set and by what was learnt from, a panel for each algorithm."""
-    shown = [result for result in results if result.share == share]
     algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
     variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
     size = (max(6.0, 1.3 * len(datasets) + 2), 2.6 * len(algos) + 0.4)
@@ -341,9 +356,9 @@ def main() -> None:
     with replacing(out / "table.md") as path:
         path.write_text(text)
     print(text)
-    for share in _shares(results):
-        figure = draw(results, share)
-        with replacing(out / ("offline.png" if share is None else f"offline-{share:g}pct.png")) as path:
+    for name, shown in figures(results).items():
+        figure = draw(shown)
+        with replacing(out / f"{name}.png") as path:
             figure.savefig(path, dpi=150, format="png")
         plt.close(figure)
 

@@ -259,6 +259,21 @@ def test_command_writes_table_and_figures(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == (out / "table.md").read_text().strip()
 
 
+def test_other_networks_have_a_figure_with_the_algorithms_own_beside_them(tmp_path):
+    for network in (None, "large"):
+        write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0], network=network)
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "real", [2.0])
+    write(tmp_path, "walker2d-medium-regen", "iql", "real", [3.0], network="large")  # with nothing to be held against
+    found = {
+        name: [(result.dataset.partition("-")[0], result.algo) for result in shown]
+        for name, shown in plot_offline.figures(plot_offline.read_results(tmp_path)).items()
+    }
+    assert found == {
+        "offline": [("hopper", "td3bc"), ("walker2d", "iql-large"), ("walker2d", "td3bc")],
+        "offline-td3bc-large": [("hopper", "td3bc-large"), ("hopper", "td3bc")],
+    }
+
+
 def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["plot_offline.py", "--results", str(tmp_path)])
     with pytest.raises(SystemExit):
@@ -269,7 +284,7 @@ def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
 def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
-    figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
+    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
     notes = [text.get_text() for text in figure.axes[0].texts]
     assert sorted(notes) == ["", "not run", "not run", "not run"]  # of two sets and two kinds of rows
     (legend,) = figure.legends
@@ -287,7 +302,7 @@ def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
 
 def test_a_bar_says_how_many_seeds_failed(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [None, None, 3.0])
-    figure = plot_offline.draw(plot_offline.read_results(tmp_path), None)
+    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
     assert [text.get_text() for text in figure.axes[0].texts] == ["2 of 3 failed"]
 
 
@@ -328,6 +343,15 @@ def test_the_ablation_in_the_documents_is_that_of_its_files():
     found = {name: scores(f"offline-ablation/{variant}") for name, variant in variants.items()}
     for name, of_seeds in {**found, "real rows": scores("offline-ablation/real", "real")}.items():
         assert f"| {name} | {np.mean(of_seeds):.1f} +- {np.std(of_seeds, ddof=1):.1f} |" in text
+
+
+def test_documents_say_how_scores_in_the_medium_maze_jump():
+    text, told = " ".join((ROOT / "docs" / "results.md").read_text().split()), []
+    for data in ("real", "synther"):
+        curve = json.loads((PUBLISHED[0] / "maze2d-medium-regen" / f"td3bc-{data}.json").read_text())["curve"]
+        *means, last = (f"{np.mean(point['scores']):.0f}" for point in curve[-5:])
+        told.append(f"{', '.join(means)} and {last}")
+    assert "at the last five evaluations are {} with real rows and {} with synthetic ones".format(*told) in text
 
 
 def test_documents_say_what_the_means_would_be_without_the_sets_that_make_them():
