@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
         "--precise",
         action="store_true",
         default=None,
-        help="multiply floats in full precision; on a GPU products take halves otherwise, and a fraction of the time",
+        help="multiply agents' floats in full precision also on a GPU, where products take halves otherwise",
     )
     parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
     parser.add_argument(
@@ -112,8 +112,9 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    names = ("preset", "rows", "real_ratio", "subsample", "augment", "network", "precise", "seeds", "steps")
-    given = {name: getattr(args, name) for name in (*names, "first_seed", "episodes", "evaluate_every")}
+    of_data = ("preset", "rows", "real_ratio", "subsample", "augment")
+    of_agents = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
+    given = {name: getattr(args, name) for name in of_data + of_agents}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}
     if data in _TAKEN_BY["set"]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import normalised_score
 from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
+from products import choose_precision
 from reporting import mean_and_spread, origin, sign, synchronise, write_json
 from safetensors import SafetensorError
 from stretches import Stopwatch, checkpoint_beside, differences, make_folder_of, run_in_stretches
@@ -25,7 +25,7 @@ KIND = "offline run"
 STRETCH = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
 # Of a cell, at the top of its result.
-_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network")
+_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise")
 _PRINT = partial(print, flush=True)
 
 
@@ -41,8 +41,6 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
     Returns:
         The run; `finished` says whether the result is there.
     """
-    if source.device.type == "cuda":
-        torch.set_float32_matmul_precision("highest" if cell.precise else "high")  # which allows tensor cores
     checkpoint = checkpoint_beside(path)
     if checkpoint.exists():
         saved_state(checkpoint, cell)  # what cannot be continued is refused now, and not after a generator is fitted
@@ -80,7 +78,9 @@ class OfflineRun:
         self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
         self.watch = Stopwatch(CLOCKS)
         with self.watch.clock("data"):
+            choose_precision(self.device)  # a generator is the same for agents of either precision
             self.rows, self.about = source.rows(cell)
+        choose_precision(self.device, precise=cell.precise)
         with self.watch.clock("start"):
             self.learner = cell.learner(self.rows)
 

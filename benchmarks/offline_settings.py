@@ -193,6 +193,8 @@ class Cell:
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
         scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
+        if not self.precise:
+            del values["precise"]  # as in results from before there was a choice
         values["algorithm"] = {**asdict(self._settings()), **scaling}
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read

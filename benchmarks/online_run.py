@@ -18,6 +18,7 @@ from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
+from products import choose_precision
 from reporting import mean_and_spread, origin, sign, synchronise, write_json
 from stretches import checkpoint_beside, differences, make_folder_of, run_in_stretches
 from tasks import Task, agent_seed
@@ -43,8 +44,6 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
     Returns:
         The run; `finished` says whether the result is there.
     """
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # tensor cores
     run = OnlineRun(settings, device)
     make_folder_of(path)
     checkpoint = checkpoint_beside(path)
@@ -69,6 +68,7 @@ class OnlineRun:
         """Build agents and generator; processes start with `run`."""
         self.settings, self.device, self.report = settings, device, report
         self.progress = Progress(settings.seeds)
+        choose_precision(device)
         with self.progress.clock("start"):
             worker_context()  # imports while the rest is built
             self.task = Task.named(settings.env)

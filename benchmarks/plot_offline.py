@@ -3,7 +3,7 @@
     python benchmarks/plot_offline.py --results results/offline
 
 reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
-were reduced to, such names with `-<algorithm>-<network>` for other networks beside the algorithm's own, and `table.md`,
+were reduced to, such names with `-<algorithm>` for other networks beside the algorithm's own, and `table.md`,
 which is printed too. What is missing leaves its place empty; what is damaged stops the program. Scores are D4RL's, of
 the last evaluation.
 """
@@ -59,6 +59,7 @@ class Result:
     Attributes:
         dataset: Name of the data set.
         algo: The algorithm, its networks where they are not its own, and whether its products are precise.
+        usual: The same with its own networks; None if it has them.
         variant: What was learnt from, one of `VARIANTS`.
         steps: Updates that the agents made.
         share: Of the data set that was there, in per cent; None for all of it.
@@ -72,6 +73,7 @@ class Result:
 
     dataset: str
     algo: str
+    usual: str | None
     variant: str
     steps: int
     share: float | None
@@ -101,14 +103,15 @@ def read_result(path: Path) -> Result:
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
     settings, generator = content["settings"], content["settings"].get("generator") or {}
-    precise = "precise" if settings.get("precise") else None
+    precise = "-precise" if content.get("precise") else ""  # which older ones do not know
     if content["data"] == "real":
         ways = {}
     else:
         ways = {key: value for key, value in {**_UNKNOWN, **generator}.items() if key not in _FREE}
     return Result(
         content["dataset"],
-        "-".join(part for part in (content["algo"], content["network"], precise) if part),
+        content["algo"] + (f"-{content['network']}" if content["network"] else "") + precise,
+        content["algo"] + precise if content["network"] else None,
         variant,
         content["steps"],
         share,
@@ -143,24 +146,19 @@ def table(results: Sequence[Result]) -> str:
         algos = sorted({result.algo for result in shown})
         for algo in algos:
             blocks.append(_block(algo + of_what, {v: _column(shown, algo, v) for v in VARIANTS}))
-        for larger, both in _with_other_networks(shown).items():
-            pairs = itertools.product((_usual(larger), larger), VARIANTS)
+        for both_algos, both in _with_other_networks(shown).items():
+            pairs = itertools.product(both_algos, VARIANTS)
             blocks.append(_block(f"networks{of_what}", {f"{a}, {v}": _column(both, a, v) for a, v in pairs}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
-def _usual(algo: str) -> str:
-    """The algorithm with its own networks, or "" if it has them."""
-    return algo.rpartition("-")[0]
-
-
-def _with_other_networks(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """For each algorithm with other networks its results and, on the same data sets, those with its own."""
-    algos = sorted({result.algo for result in results})
+def _with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """By an algorithm and the same with other networks: results of both on the data sets that the latter has."""
+    algos = {result.algo for result in results}
     found = {}
-    for algo in (algo for algo in algos if _usual(algo) in algos):
-        sets = {result.dataset for result in results if result.algo == algo}
-        found[algo] = [r for r in results if r.algo in (algo, _usual(algo)) and r.dataset in sets]
+    for usual, other in sorted({(r.usual, r.algo) for r in results if r.usual is not None and r.usual in algos}):
+        sets = {result.dataset for result in results if result.algo == other}
+        found[usual, other] = [r for r in results if r.algo in (usual, other) and r.dataset in sets]
     return found
 
 
@@ -289,8 +287,9 @@ def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
         of_share = [result for result in results if result.share == share]
         name = "offline" if share is None else f"offline-{share:g}pct"
         pairs = _with_other_networks(of_share)
-        found[name] = [result for result in of_share if result.algo not in pairs]
-        found |= {f"{name}-{algo}": both for algo, both in pairs.items()}
+        elsewhere = {other for _, other in pairs}
+        found[name] = [result for result in of_share if result.algo not in elsewhere]
+        found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
     return found
 
 

@@ -16,6 +16,12 @@ from synther_replay.acceleration import fused, has_triton
 _LARGEST_HALF = 65504.0
 
 
+def choose_precision(device: torch.device, *, precise: bool = False) -> None:
+    """Say how this process multiplies on a GPU: networks as halves and all else as TF32 or, precisely, all in full."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if precise else "high")
+
+
 def takes_halves(device: torch.device) -> bool:
     """Whether networks there are multiplied as halves: on a GPU, unless PyTorch is to multiply floats in full."""
     return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
@@ -88,7 +94,7 @@ def write_sum(d: Tensor, factor: float, out: Tensor, *, add: bool = False) -> No
 
 
 def _kernel_for(a: Tensor) -> Callable[..., Tensor] | None:
-    """The kernel for such operands, if there is one; floats are left to the library, which multiplies them as TF32."""
+    """The kernel for such operands, if there is one; floats are left to the library."""
     if not _has_kernel(a):
         return None
     from triton_products import product  # which cannot be imported where there is no Triton

@@ -8,7 +8,7 @@ All parameters of a network lie in one row of a matrix ``(S, P)``, so that Adam 
 on that matrix. Each product below is one kernel for all S networks; with automatic differentiation there would be
 three times as many, and at these sizes a kernel costs its launch.
 
-On a GPU products take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
+On a GPU products may take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
 halves then, these scaled so that they are of a row by itself and not of one in a batch; outputs and gradients of
 parameters and inputs stay floats.
 """

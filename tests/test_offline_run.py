@@ -35,8 +35,8 @@ CPU = torch.device("cpu")
 EVALUATIONS = [16, 32, STEPS]
 STOPS = [12, 16, 24, 32, 36]  # where a stretch ends: every 12 updates, and where it is judged
 BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
-KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "seeds", "origin", "task"}
-KEYS |= {"real_rows", "dataset_command", "dataset_digest", "made_on"}
+KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise", "seeds", "origin"}
+KEYS |= {"task", "real_rows", "dataset_command", "dataset_digest", "made_on"}
 KEYS |= {"curve", "final", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
@@ -409,6 +409,18 @@ class TestFailingPolicies:
         run = run_through(tmp_path / "c", cell(seeds=1))
         assert [": score of no seed, all failed, " in line for line in run.lines] == [True] * 3
         assert run.result()["final"] == [None]
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_precision_is_that_of_the_agents_and_not_of_their_generator(precise, folder, monkeypatch):
+    events, source = [], DataSource(folder, CPU)
+    monkeypatch.setattr(offline_run, "choose_precision", lambda _, *, precise=False: events.append(precise))
+    rows, of = source.rows, cell(precise=precise)
+    monkeypatch.setattr(source, "rows", lambda cell: (events.append("rows"), rows(cell))[1])
+    learner = Cell.learner
+    monkeypatch.setattr(Cell, "learner", lambda *args: (events.append("learner"), learner(*args))[1])
+    OfflineRun(of, source)
+    assert events == [False, "rows", precise, "learner"]
 
 
 class TestToFile:

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,20 @@ def test_what_just_works_is_not_refused(changes):
 )
 def test_names_are_those_of_files(changes, name):
     assert make(**changes).name == name
+
+
+def test_published_results_are_those_of_the_settings_that_they_name():
+    """Else a command that gave one of them would refuse to find it there."""
+    names = {field.name for field in fields(Cell)}
+    paths = sorted((Path(__file__).parents[1] / "benchmarks" / "results" / "offline").glob("*/*.json"))
+    assert len(paths) > 50
+    for path in paths:
+        settings = json.loads(path.read_text())["settings"]
+        if "betas" in settings["generator"]:
+            settings["generator"]["betas"] = tuple(settings["generator"]["betas"])
+        cell = Cell(**{name: value for name, value in settings.items() if name in names})
+        assert is_done(path, cell)
+        assert path.name == f"{cell.name}.json"
 
 
 @pytest.mark.parametrize(
@@ -245,11 +259,12 @@ class TestToJson:
     def test_holds_all_there_is_to_choose_and_what_it_stands_for(self):
         made = make(data="synther", preset="tiny", generator={"width": 64})
         found = made.to_json()
-        assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"}
+        assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"} - {"precise"}
         assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
         scaling = {"scales_rewards": False, "scales_observations": True}
         assert found["algorithm"] == {**asdict(TD3BCSettings()), **scaling}
         assert make().to_json()["generator"] == {}
+        assert make(precise=True).to_json()["precise"] is True
 
     @pytest.mark.parametrize(
         "changes",

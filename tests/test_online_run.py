@@ -209,6 +209,7 @@ class TestContinuing:
         assert same(outcome(run), undisturbed(settings(algo), tmp_path))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.usefixtures("tensor_cores")  # as the run chooses: what it was before is restored
     def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
         online_stand_ins.install(monkeypatch, stretch=STEPS // 2)
         monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used
@@ -218,6 +219,7 @@ class TestContinuing:
         stopped = run_through(tmp_path / "c", settings(), gpu, time_limit=0)
         assert stopped.progress.step == STEPS // 2
         assert stopped.agents.replay.has_synthetic
+        assert type(stopped.agents.learner.critics).__name__ == "TritonCritics"
         assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
 
     @pytest.mark.parametrize("algo", ["synther", "redq"])

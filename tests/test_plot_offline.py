@@ -1,5 +1,6 @@
 """Tables and figures of the offline benchmark."""
 
+import itertools
 import json
 import re
 import sys
@@ -18,11 +19,12 @@ ROOT = Path(__file__).parents[1]
 PUBLISHED = [ROOT / "benchmarks" / "results" / name for name in ("offline", "offline-short", "offline-paper")]
 
 
-def write(folder, dataset, algo, data, scores, *, share=None, augment=None, network=None, changes=None):
-    name = "-".join(part for part in (algo, data, share and f"{100 * share:g}pct", augment, network) if part)
+def write(folder, dataset, algo, data, scores, *, share=None, augment=None, network=None, precise=False, changes=None):
+    share_name, precise_name = share and f"{100 * share:g}pct", precise and "precise"
+    name = "-".join(part for part in (algo, data, share_name, augment, network, precise_name) if part)
     content = {
         "dataset": dataset, "algo": algo, "data": data, "steps": 100, "seeds": list(range(len(scores))),
-        "subsample": share, "augment": augment, "network": network,
+        "subsample": share, "augment": augment, "network": network, "precise": precise,
         "origin": "regenerated" if dataset.endswith("regen") else "official",
         "real_rows": 1000, "preset": None, "settings": {"episodes": 10},
         "final": scores, "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
@@ -182,10 +184,17 @@ def test_other_networks_count_as_another_algorithm_and_are_held_against_the_usua
 
 
 def test_precise_products_count_as_another_algorithm(tmp_path):
-    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
-    precise = {"settings": {"episodes": 10, "precise": True}}
-    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [2.0], network="large", changes=precise)
-    assert "| td3bc-large-precise | real |" in lines(tmp_path)
+    for network, precise in itertools.product((None, "large"), (False, True)):
+        write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0], network=network, precise=precise)
+    titles = [line for line in lines(tmp_path) if line.startswith("| ") and "hopper" not in line]
+    assert titles == [
+        "| td3bc | real |",
+        "| td3bc-large | real |",
+        "| td3bc-large-precise | real |",
+        "| td3bc-precise | real |",
+        "| networks | td3bc, real | td3bc-large, real |",
+        "| networks | td3bc-precise, real | td3bc-large-precise, real |",
+    ]
 
 
 def test_a_column_with_fewer_data_sets_spoils_no_other_mean(tmp_path):
@@ -327,11 +336,10 @@ def test_documents_have_the_rows_of_the_published_table(name):
 def test_the_ablation_in_the_documents_is_that_of_its_files():
     results, text = ROOT / "benchmarks" / "results", (ROOT / "docs" / "results.md").read_text()
 
-    def scores(folder, data="synther"):
-        path = results / folder / "halfcheetah-medium-expert-regen" / f"iql-{data}.json"
-        content = json.loads(path.read_text())
-        assert content["steps"] == 200_000
-        return content["final"]
+    def scores(folder, data="synther", *, whole=False):
+        content = json.loads((results / folder / "halfcheetah-medium-expert-regen" / f"iql-{data}.json").read_text())
+        assert content["steps"] == (1_000_000 if whole else 200_000)
+        return {point["step"]: point["scores"] for point in content["curve"]}[200_000]
 
     variants = {
         "`offline()`, with its 30,000 steps": "plain",
@@ -340,9 +348,23 @@ def test_the_ablation_in_the_documents_is_that_of_its_files():
         "`offline(steps=100_000)`": "long",
         "`offline(steps=100_000, width=2048)`": "long-wide",
     }
+    on_the_way = [np.mean(scores(*of, whole=True)) for of in (("offline-short",), ("offline",), ("offline", "real"))]
+    sentence = "`offline()` has {:.1f} there, `offline(steps=100_000)` {:.1f} and real rows {:.1f}"
+    assert sentence.format(*on_the_way) in " ".join(text.split())
     found = {name: scores(f"offline-ablation/{variant}") for name, variant in variants.items()}
     for name, of_seeds in {**found, "real rows": scores("offline-ablation/real", "real")}.items():
         assert f"| {name} | {np.mean(of_seeds):.1f} +- {np.std(of_seeds, ddof=1):.1f} |" in text
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_documents_say_what_larger_networks_and_synthetic_rows_bring_together(name):
+    def mean(cell):
+        paths = list(PUBLISHED[0].glob(f"*-medium-replay-regen/{cell}.json"))
+        assert len(paths) == 3
+        return np.mean([np.mean(json.loads(path.read_text())["final"]) for path in paths])
+
+    gain = 100 * (mean("td3bc-synther-large") / mean("td3bc-real") - 1)
+    assert f" {gain:.1f} % above " in " ".join((ROOT / name).read_text().split())
 
 
 def test_documents_say_how_scores_in_the_medium_maze_jump():
@@ -356,10 +378,11 @@ def test_documents_say_how_scores_in_the_medium_maze_jump():
 
 def test_documents_say_what_the_means_would_be_without_the_sets_that_make_them():
     def mean(algo, data, *, short=False, without=""):
-        cells = {path.parent.name: path for path in PUBLISHED[0].glob(f"[!m]*/{algo}-{data}.json")}  # no mazes
+        cells = {path.parent.name: path for path in PUBLISHED[0].glob(f"*/{algo}-{data}.json")}
         if short:
             cells |= {path.parent.name: path for path in PUBLISHED[1].glob(f"*/{algo}-{data}.json")}
-        found = [np.mean(json.loads(path.read_text())["final"]) for name, path in cells.items() if name != without]
+        names = [name for name in cells if name != without and not name.startswith("maze2d")]
+        found = [np.mean(json.loads(cells[name].read_text())["final"]) for name in names]
         assert len(found) == 9 - bool(without)
         return f"{np.mean(found):.1f}"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from products import takes_halves
+from products import choose_precision, takes_halves
 from stacked import (
     Layers,
     MlpShape,
@@ -67,6 +67,15 @@ def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
     halves = operands(parameters, shape, torch.half)
     assert {part.dtype for name, part in halves.items() if name != "b3"} == {torch.half}
     assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_precision_is_chosen_for_gpus_only():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for precise in (True, False):
+        choose_precision(gpu, precise=precise)
+        choose_precision(cpu, precise=not precise)
+        assert takes_halves(gpu) is not precise
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-product = importlib.import_module("triton_products").product
+triton_products = importlib.import_module("triton_products")
+product = triton_products.product
 STACK = 2
 
 
@@ -70,6 +71,15 @@ def test_operands_may_lie_across(m, n, k, normal):
         for right in (b, b.mT.contiguous().mT):
             found = product(left, right, dtype=torch.float32)
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tile", range(len(triton_products._TILES)))
+@pytest.mark.parametrize(("m", "n"), [(256, 128), (150, 140)])
+def test_all_tiles_give_the_same(tile, m, n, normal, monkeypatch):
+    monkeypatch.setattr(triton_products, "_TILES", triton_products._TILES[tile:])
+    monkeypatch.setattr(triton_products, "_MULTIPROCESSORS", 1)  # the largest will do
+    a, b = normal(STACK, m, triton_products._LONG).half(), normal(STACK, triton_products._LONG, n).half()
+    torch.testing.assert_close(product(a, b, dtype=torch.float32), exact(a, b), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
