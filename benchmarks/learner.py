@@ -8,8 +8,8 @@ where `kernels` cannot be used.
 It differs from the REDQ code base (https://github.com/watchernyu/REDQ) in four things. The policy learns by the critics
 as they are after the last critic update of the step, where the original forms its loss just before that update. In a
 run (`online_run`) actions are chosen by the policy before the step's updates and not after them, so that environments
-step while the GPU learns. Log-probabilities are exact, where the original adds 1e-6 under the logarithm. In a
-run on a GPU products take half-precision operands (`kernels`), those of the policy's own update TF32.
+step while the GPU learns. Log-probabilities are exact, where the original adds 1e-6 under the logarithm. In a run on
+a GPU products take half-precision operands (`kernels`), those of the policy's own update TF32.
 """
 
 from __future__ import annotations

@@ -192,9 +192,9 @@ class Cell:
         values = asdict(self)
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
-        scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
         if not self.precise:
             del values["precise"]  # as in results from before there was a choice
+        scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
         values["algorithm"] = {**asdict(self._settings()), **scaling}
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read

@@ -3,9 +3,9 @@
     python benchmarks/plot_offline.py --results results/offline
 
 reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
-were reduced to, such names with `-<algorithm>` for other networks beside the algorithm's own, and `table.md`,
-which is printed too. What is missing leaves its place empty; what is damaged stops the program. Scores are D4RL's, of
-the last evaluation.
+were reduced to, such names with `-<algorithm>` for other networks beside the algorithm's own, and `table.md`, which is
+printed too. What is missing leaves its place empty; what is damaged stops the program. Scores are D4RL's, of the last
+evaluation.
 """
 
 from __future__ import annotations

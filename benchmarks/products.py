@@ -70,8 +70,10 @@ def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float
         return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
     if a.dtype == torch.half:
         a, b = a.float(), b.float()
-    z = torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b, alpha=factor)
-    return z * factor if bias is None and factor != 1 else z
+    if bias is not None:
+        return torch.baddbmm(bias, a, b, alpha=factor)
+    z = torch.bmm(a, b)
+    return z if factor == 1 else z * factor
 
 
 def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:

@@ -37,12 +37,17 @@ def call_main(
 
 
 @pytest.fixture
-def tensor_cores() -> Iterator[None]:
-    """Floats may be multiplied with less than full precision, as the benchmarks have it on a GPU."""
+def precision_restored() -> Iterator[None]:
+    """How floats are multiplied may be chosen by the test."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def tensor_cores(precision_restored: None) -> None:
+    """Floats may be multiplied with less than full precision, as the benchmarks have it on a GPU."""
+    torch.set_float32_matmul_precision("high")
 
 
 @pytest.fixture

@@ -25,11 +25,8 @@ GENERATOR += [part for text in ("width=32", "depth=1", "steps=10", "sampling_ste
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, precision_restored):
     online_stand_ins.install(monkeypatch)
-    precision = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ class TestContinuing:
         assert same(outcome(run), undisturbed(settings(algo), tmp_path))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    @pytest.mark.usefixtures("tensor_cores")  # as the run chooses: what it was before is restored
+    @pytest.mark.usefixtures("precision_restored")  # the run chooses it
     def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
         online_stand_ins.install(monkeypatch, stretch=STEPS // 2)
         monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used

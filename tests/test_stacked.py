@@ -69,7 +69,7 @@ def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
     assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
 
 
-@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.usefixtures("precision_restored")
 def test_precision_is_chosen_for_gpus_only():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     for precise in (True, False):
@@ -82,7 +82,7 @@ def test_precision_is_chosen_for_gpus_only():
     ("device", "precision", "expected"),
     [("cuda", "high", True), ("cuda", "medium", True), ("cuda", "highest", False), ("cpu", "high", False)],
 )
-@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.usefixtures("precision_restored")
 def test_halves_are_for_gpus_that_need_not_be_precise(device, precision, expected):
     torch.set_float32_matmul_precision(precision)
     assert takes_halves(torch.device(device)) is expected
