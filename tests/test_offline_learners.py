@@ -602,12 +602,13 @@ class TestOnGpu:
             assert torch.isfinite(tensor).all(), name
             assert torch.equal(tensor, other.state_dict()[name]), name
 
-    @pytest.mark.parametrize("algo", ["td3bc", "iql", "td3bc-large"])
-    def test_kernels_learn_as_operations_do(self, algo):
+    # IQL's policy weighs rows by the exponential of three times what the critics say, which enlarges what they lose.
+    @pytest.mark.parametrize("algo, most", [("td3bc", 0.02), ("iql", 0.04), ("td3bc-large", 0.02)])
+    def test_kernels_learn_as_operations_do(self, algo, most):
         with_kernels, _ = self.learned(algo, calls=1)
         torch.set_float32_matmul_precision("highest")
         without, _ = self.learned(algo, calls=1)
         for one, other in ((with_kernels.policy, without.policy), (with_kernels.critic, without.critic)):
             # Products of halves, and Adam divides small gradients by their own size: by their distance as a whole.
             moved = torch.linalg.norm(other.mean)
-            assert 0 < torch.linalg.norm(one.mean - other.mean) < 0.02 * moved
+            assert 0 < torch.linalg.norm(one.mean - other.mean) < most * moved
