@@ -8,14 +8,15 @@ TRITON ?= 3.6.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRITON_FOLDER := $(VENV)/triton-$(TRITON)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels lint clean
+.PHONY: help demo test kernels triton lint clean
 
 help:
 	@echo "make demo    set up $(VENV) and run examples/sb3_pendulum.py: SAC with and without synthetic replay"
 	@echo "make test    set up $(VENV), then lint, types and tests"
-	@echo "make kernels set up $(VENV), then tests of the benchmarks' GPU kernels by Triton's interpreter (Linux)"
+	@echo "make kernels set up $(VENV), then tests of the benchmarks' GPU kernels without a GPU (Linux)"
 	@echo "make lint    set up $(VENV), then lint and types only"
 	@echo "make clean   remove $(VENV), build products and caches"
 	@echo
@@ -29,12 +30,18 @@ demo: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# Not among the extras: PyTorch for GPUs brings a Triton of its own, that for CPUs none.
-kernels: $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/triton triton==$(TRITON)
-	PYTHONPATH=$(VENV)/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PYTEST_ARGS) \
+kernels: triton
+	PYTHONPATH=$(TRITON_FOLDER) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PYTEST_ARGS) \
 		tests/test_triton_networks.py tests/test_triton_products.py
-	PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_triton_compiled.py
+	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_triton_compiled.py
+
+triton: $(TRITON_FOLDER)
+
+# Beside the rest: PyTorch for GPUs brings a Triton of its own, that for CPUs none.
+$(TRITON_FOLDER): $(STAMP)
+	@rm -rf $@
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$(TRITON)
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -333,8 +333,8 @@ def _learn_rest(
         d_w3, d_b3 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
     else:
         d_w3, d_b3 = tl.zeros((T, AP), tl.float32), tl.zeros((T, AP), tl.float32)
-    # One stage: with more, Triton (3.6 and 3.9) fetches the next `d` into the one place from where products, which run
-    # on in the background, may still read this one. `tests/test_triton_compiled.py` looks at what it makes of this.
+    # One stage: with more, Triton (3.6 and 3.9) fetches a later `d` into the place from where products, which run on in
+    # the background, may still read this one. `tests/test_triton_compiled.py` looks at what it makes of this.
     for start in tl.range(0, B, T, num_stages=1):
         hidden = tl.load(h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32)
         d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32), 0)
