@@ -320,6 +320,11 @@ def test_the_published_table_is_that_of_the_published_results(folder):
     assert (folder / "table.md").read_text() == plot_offline.table(plot_offline.read_results(folder))
 
 
+def sentences(name):
+    """A document without its line breaks."""
+    return " ".join((ROOT / name).read_text().split())
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
 def test_documents_have_the_rows_of_the_published_table(name):
     tables = "".join((folder / "table.md").read_text() for folder in PUBLISHED)
@@ -350,7 +355,7 @@ def test_the_ablation_in_the_documents_is_that_of_its_files():
     }
     on_the_way = [np.mean(scores(*of, whole=True)) for of in (("offline-short",), ("offline",), ("offline", "real"))]
     sentence = "`offline()` has {:.1f} there, `offline(steps=100_000)` {:.1f} and real rows {:.1f}"
-    assert sentence.format(*on_the_way) in " ".join(text.split())
+    assert sentence.format(*on_the_way) in sentences("docs/results.md")
     found = {name: scores(f"offline-ablation/{variant}") for name, variant in variants.items()}
     for name, of_seeds in {**found, "real rows": scores("offline-ablation/real", "real")}.items():
         assert f"| {name} | {np.mean(of_seeds):.1f} +- {np.std(of_seeds, ddof=1):.1f} |" in text
@@ -364,7 +369,7 @@ def test_documents_say_what_larger_networks_and_synthetic_rows_bring_together(na
         return np.mean([np.mean(json.loads(path.read_text())["final"]) for path in paths])
 
     gain = 100 * (mean("td3bc-synther-large") / mean("td3bc-real") - 1)
-    assert f" {gain:.1f} % above " in " ".join((ROOT / name).read_text().split())
+    assert f" {gain:.1f} % above " in sentences(name)
 
 
 def curve(dataset, cell, folder=PUBLISHED[0]):
@@ -374,7 +379,7 @@ def curve(dataset, cell, folder=PUBLISHED[0]):
 
 
 def test_documents_say_how_scores_in_the_mazes_jump():
-    text, told = " ".join((ROOT / "docs" / "results.md").read_text().split()), []
+    text, told = sentences("docs/results.md"), []
     for size, data in itertools.product(("medium", "large"), ("real", "synther")):
         *means, last = (f"{mean:.0f}" for mean in curve(f"maze2d-{size}-regen", f"td3bc-{data}")[-5:])
         told.append(f"{', '.join(means)} and {last}")
@@ -392,13 +397,11 @@ def test_documents_say_how_scores_in_the_mazes_jump():
         assert all(np.array(synthetic) > real)  # "better at each of the ten evaluations"
     sets = [f"maze2d-{size}-regen" for size in ("umaze", "medium", "large")]
     means = (np.mean([curve(name, f"td3bc-{data}") for name in sets]) for data in ("synther", "real"))
-    assert "with real ones, all ten of {:.1f} and {:.1f} (".format(*means) in " ".join(
-        (ROOT / "README.md").read_text().split()
-    )
+    assert "with real ones, all ten of {:.1f} and {:.1f} (".format(*means) in sentences("README.md")
 
 
 def test_documents_say_how_scores_on_random_sets_jump():
-    docs = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    docs = sentences("docs/results.md")
     real, synthetic = (curve("hopper-random-regen", f"td3bc-{data}") for data in ("real", "synther"))
     assert max(synthetic) == synthetic[-1]
     assert f"over all 20 they have {np.mean(synthetic):.1f}, and real ones {np.mean(real):.1f}." in docs
@@ -408,7 +411,7 @@ def test_documents_say_how_scores_on_random_sets_jump():
 
 
 def test_documents_say_how_larger_networks_do_with_floats():
-    text, dataset = " ".join((ROOT / "docs" / "results.md").read_text().split()), "walker2d-medium-replay-regen"
+    text, dataset = sentences("docs/results.md"), "walker2d-medium-replay-regen"
     floats = curve(dataset, "td3bc-real-large-precise", ROOT / "benchmarks" / "results" / "offline-precise")
     halves = curve(dataset, "td3bc-real-large")[: len(floats)]
     told = ["{:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*means) for means in (floats, halves)]
@@ -431,7 +434,7 @@ def test_documents_say_what_the_means_would_be_without_the_sets_that_make_them()
 
     short = mean("iql", "synther", 9, short=True)
     synthetic, real = td3bc(10, "hopper-random", "hopper-medium-expert")
-    readme, docs = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/results.md"))
+    readme, docs = sentences("README.md"), sentences("docs/results.md")
     assert f"without it the mean is {short}." in readme
     assert f"where seeds spread widely, {synthetic} and {real} (" in readme
     assert f"with 30,000 steps everywhere the mean was {short}." in docs
