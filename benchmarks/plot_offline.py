@@ -47,6 +47,7 @@ _MORE = ("width", "steps")
 _FREE = (*_MORE, "refresh_steps")
 # How the generator was at commits that do not know such a setting.
 _UNKNOWN = {"predict_linearly": False, "noise_mean": -1.2, "noise_std": 1.2, "unsquash_actions": False}
+_MIXTURE = "mixed"  # tried on few sets, and so held against the others on those alone
 _DIGEST = "dataset_digest"
 _EDAC_UPDATES = 3_000_000
 _CHECK = "corl-"  # how files of offline_corl.py begin: they are to check our learners, mostly with fewer updates
@@ -138,18 +139,27 @@ Column = Mapping[str, Result]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Scores of each algorithm by data set and by what was learnt from, then those with other networks beside them."""
+    """Scores of each algorithm by data set and by what was learnt from, then mixtures and other networks."""
     blocks = []
     for share in _shares(results):
         shown = [result for result in results if result.share == share]
         of_what = "" if share is None else f", {share:g} % of each data set"
-        algos = sorted({result.algo for result in shown})
-        for algo in algos:
-            blocks.append(_block(algo + of_what, {v: _column(shown, algo, v) for v in VARIANTS}))
-        for both_algos, both in _with_other_networks(shown).items():
+        unmixed = [result for result in shown if result.variant != _MIXTURE]
+        for algo in sorted({result.algo for result in unmixed}):
+            blocks.append(_block(algo + of_what, {v: _column(unmixed, algo, v) for v in VARIANTS}))
+        for algo, with_mixtures in _with_mixtures(shown).items():
+            columns = {v: _column(with_mixtures, algo, v) for v in VARIANTS}
+            blocks.append(_block(f"{algo}, mixtures{of_what}", columns))
+        for both_algos, both in _with_other_networks(unmixed).items():
             pairs = itertools.product(both_algos, VARIANTS)
             blocks.append(_block(f"networks{of_what}", {f"{a}, {v}": _column(both, a, v) for a, v in pairs}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
+
+
+def _with_mixtures(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """By algorithm: results on the data sets where it has learnt from a mixture."""
+    tried = sorted({(result.algo, result.dataset) for result in results if result.variant == _MIXTURE})
+    return {algo: [r for r in results if r.algo == algo and (algo, r.dataset) in tried] for algo, _ in tried}
 
 
 def _with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
@@ -281,10 +291,13 @@ def _unlike_generators(results: Sequence[Result]) -> list[str]:
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """What to draw, by the names of the files: algorithms as they are, then other networks beside their own."""
+    """What to draw, by the names of the files: algorithms as they are, then other networks beside their own.
+
+    Mixtures are in the tables only.
+    """
     found = {}
     for share in _shares(results):
-        of_share = [result for result in results if result.share == share]
+        of_share = [result for result in results if result.share == share and result.variant != _MIXTURE]
         name = "offline" if share is None else f"offline-{share:g}pct"
         pairs = _with_other_networks(of_share)
         elsewhere = {other for _, other in pairs}
@@ -294,29 +307,32 @@ def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def draw(shown: Sequence[Result]) -> Any:
-    """Bars by data set and by what was learnt from, a panel for each algorithm."""
-    algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
+    """Bars by data set and by what was learnt from, a panel for each algorithm with the data sets that it has."""
+    datasets: dict[str, list[str]] = {}
+    for algo, dataset in dict.fromkeys(sorted((result.algo, result.dataset) for result in shown)):
+        datasets.setdefault(algo, []).append(dataset)
+    most = max(len(names) for names in datasets.values())  # all panels are as wide, and so are their bars
     variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
-    size = (max(6.0, 1.3 * len(datasets) + 2), 2.6 * len(algos) + 0.4)
-    figure, panels = plt.subplots(len(algos), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    size = (max(6.0, 1.3 * most + 2), 2.9 * len(datasets) + 0.4)
+    figure, panels = plt.subplots(len(datasets), 1, figsize=size, squeeze=False, layout="constrained")
     width = 0.8 / len(variants)
-    for panel, algo in zip(panels[:, 0], algos, strict=True):
+    for panel, (algo, names) in zip(panels[:, 0], datasets.items(), strict=True):
         for k, variant in enumerate(variants):
             column = _column(shown, algo, variant)
-            at = {name: place + (k - (len(variants) - 1) / 2) * width for place, name in enumerate(datasets)}
+            at = {name: place + (k - (len(variants) - 1) / 2) * width for place, name in enumerate(names)}
             places = [at[name] for name in column]
             means = [mean_estimate([result.scores]) for result in column.values()]
             errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
             panel.bar(places, [m.value for m in means], width, color=VARIANTS[variant])
             panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
-            for name in datasets:
+            for name in names:
                 note = _note(column.get(name))
                 panel.text(at[name], 1, note, rotation=90, ha="center", va="bottom", fontsize=7, color="gray")
         panel.set_ylabel("D4RL score")
-        panel.set_title(algo, fontsize="medium")
+        panel.set_title(algo, fontsize="medium", loc="left")
         panel.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlim(-0.6, len(datasets) - 0.4)
-    panels[-1, 0].set_xticks(range(len(datasets)), [name.replace("-", "\n", 1) for name in datasets], fontsize=8)
+        panel.set_xlim(-0.6, most - 0.4)
+        panel.set_xticks(range(len(names)), [name.replace("-", "\n", 1) for name in names], fontsize=8)
     handles = [Patch(color=VARIANTS[variant], label=variant) for variant in variants]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(variants), fontsize=8, frameon=False)
     seeds = sorted({len(result.scores) for result in shown})
