@@ -3,9 +3,10 @@
     python benchmarks/plot_offline.py --results results/offline
 
 reads `<results>/<dataset>/<cell>.json` and writes `offline.png`, `offline-<share>pct.png` for each share that data sets
-were reduced to, such names with `-<algorithm>` for other networks beside the algorithm's own, and `table.md`, which is
-printed too. What is missing leaves its place empty; what is damaged stops the program. Scores are D4RL's, of the last
-evaluation.
+were reduced to, such names with `-mazes`, with `-mixed` for mixtures beside what they are made of and with
+`-<algorithm>` for other networks beside the algorithm's own, and `table.md`, which is printed too. What is missing
+leaves its place empty; what is damaged stops the program. Scores are D4RL's, of the last evaluation; as that may be a
+lucky one, means over data sets, and scores where there is one, are told over all evaluations, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -38,7 +39,20 @@ VARIANTS = {
     "mixed": "#CC79A7",
     "synther": "#0072B2",
 }
-KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows", "final")
+KEYS = (
+    "dataset",
+    "algo",
+    "data",
+    "steps",
+    "seeds",
+    "subsample",
+    "augment",
+    "network",
+    "origin",
+    "real_rows",
+    "final",
+    "curve",
+)
 # How it was made, and where a number comes from, without which it is not published.
 KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
@@ -66,7 +80,8 @@ class Result:
         share: Of the data set that was there, in per cent; None for all of it.
         regenerated: Whether we made the data set ourselves.
         scores: Of the seeds, ``(seeds,)``; a failed one has 0, as a random policy would.
-        failed: How many of them failed.
+        along: Their means over all evaluations, ``(seeds,)``; None where there was but one.
+        failed: How many of them failed at the last.
         rows: Which real rows there were.
         ways: How they were used, by name; results beside each other have the same.
         generator: Its settings that may differ from set to set; None if there was none.
@@ -80,6 +95,7 @@ class Result:
     share: float | None
     regenerated: bool
     scores: np.ndarray
+    along: np.ndarray | None
     failed: int
     rows: Mapping[str, Any]
     ways: Mapping[str, Any]
@@ -96,10 +112,14 @@ def read_result(path: Path) -> Result:
     if missing:
         raise ValueError(f"{path}: expected the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
     variant = content["augment"] or content["data"]
-    scores = np.array(content["final"], dtype=float)
     alone = not content["augment"] or content["data"] == "real"  # augmented synthetic rows have no place here
-    if variant not in VARIANTS or not alone or scores.shape != (len(content["seeds"]),) or not len(scores):
-        raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)} and a final score for each seed")
+    if variant not in VARIANTS or not alone:
+        raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)}")
+    evaluations = [point["scores"] for point in content["curve"]]
+    counts = {len(scores) for scores in (content["final"], *evaluations)}
+    if not evaluations or counts != {len(content["seeds"])} or counts == {0}:
+        raise ValueError(f"{path}: expected a final score for each seed, and one at each evaluation")
+    scores, curve = np.array(content["final"], dtype=float), np.array(evaluations, dtype=float)
     if content["dataset"] != path.parent.name:  # a file that was copied would be shown as something it is not
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
@@ -118,6 +138,7 @@ def read_result(path: Path) -> Result:
         share,
         content["origin"] == "regenerated",
         np.nan_to_num(scores, nan=0.0),
+        np.nan_to_num(curve, nan=0.0).mean(0) if len(curve) > 1 else None,
         int(np.isnan(scores).sum()),
         {key: content.get(key) for key in ("real_rows", "dataset_command", _DIGEST)},
         {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
@@ -145,21 +166,19 @@ def table(results: Sequence[Result]) -> str:
         shown = [result for result in results if result.share == share]
         of_what = "" if share is None else f", {share:g} % of each data set"
         unmixed = [result for result in shown if result.variant != _MIXTURE]
-        for algo in sorted({result.algo for result in unmixed}):
-            blocks.append(_block(algo + of_what, {v: _column(unmixed, algo, v) for v in VARIANTS}))
-        for algo, with_mixtures in _with_mixtures(shown).items():
-            columns = {v: _column(with_mixtures, algo, v) for v in VARIANTS}
-            blocks.append(_block(f"{algo}, mixtures{of_what}", columns))
+        for what, part in (("", unmixed), (", mixtures", _with_mixtures(shown))):
+            for algo in sorted({result.algo for result in part}):
+                blocks.append(_block(algo + what + of_what, {v: _column(part, algo, v) for v in VARIANTS}))
         for both_algos, both in _with_other_networks(unmixed).items():
             pairs = itertools.product(both_algos, VARIANTS)
             blocks.append(_block(f"networks{of_what}", {f"{a}, {v}": _column(both, a, v) for a, v in pairs}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
-def _with_mixtures(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """By algorithm: results on the data sets where it has learnt from a mixture."""
-    tried = sorted({(result.algo, result.dataset) for result in results if result.variant == _MIXTURE})
-    return {algo: [r for r in results if r.algo == algo and (algo, r.dataset) in tried] for algo, _ in tried}
+def _with_mixtures(results: Sequence[Result]) -> list[Result]:
+    """Results of algorithms on the data sets where these have learnt from mixtures, too."""
+    tried = {(result.algo, result.dataset) for result in results if result.variant == _MIXTURE}
+    return [result for result in results if (result.algo, result.dataset) in tried]
 
 
 def _with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
@@ -206,10 +225,18 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
     for kind, of_kind in _kinds(datasets, regenerated).items():
         # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
         shared = [tuple(name for name in of_kind if name in first and name in column) for column in columns.values()]
-        for common in sorted({names for names in shared if len(names) > 1}, key=len, reverse=True):
-            which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
-            means = (_mean(column, common) for column in columns.values())
-            rows.append([f"mean of {len(common)}{which}, {kind}", *means])
+        for common in sorted({names for names in shared if names}, key=len, reverse=True):
+            if len(common) > 1:
+                which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
+                label = f"mean of {len(common)}{which}, {kind}"
+                rows.append([label, *(_mean([c.get(name) for name in common], "scores") for c in columns.values())])
+            elif len(of_kind) == 1:
+                label = common[0]
+            else:
+                continue
+            along = [_mean([c.get(name) for name in common], "along") for c in columns.values()]
+            if any(along):
+                rows.append([f"{label}, all evaluations", *along])
     return markdown_table((title, *columns), rows)
 
 
@@ -218,11 +245,12 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in one if key != _DIGEST or None not in (one[key], other[key]))
 
 
-def _mean(column: Column, datasets: Sequence[str]) -> str | None:
-    """Over data sets, if the column has them all."""
-    if not all(name in column for name in datasets):
+def _mean(results: Sequence[Result | None], of: Literal["scores", "along"]) -> str | None:
+    """Over results on different data sets, if there are all of them."""
+    found = [getattr(result, of, None) for result in results]
+    if any(scores is None for scores in found):
         return None
-    mean = mean_estimate([column[name].scores for name in datasets])
+    mean = mean_estimate(found)
     return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
 
 
@@ -230,9 +258,12 @@ def _kinds(datasets: Sequence[str], regenerated: Container[str]) -> dict[str, li
     """Data sets whose mean makes sense: tasks of a kind, and official or regenerated."""
     found: dict[str, list[str]] = {}
     for name in datasets:
-        tasks = "mazes" if name.startswith("maze2d") else "locomotion"
-        found.setdefault(f"{tasks}, {'regenerated' if name in regenerated else 'official'}", []).append(name)
+        found.setdefault(f"{_tasks(name)}, {'regenerated' if name in regenerated else 'official'}", []).append(name)
     return found
+
+
+def _tasks(dataset: str) -> str:
+    return "mazes" if dataset.startswith("maze2d") else "locomotion"
 
 
 def _cell(result: Result | None) -> str | None:
@@ -248,8 +279,8 @@ def _legend(results: Sequence[Result]) -> str:
     regenerated = sorted({result.dataset for result in results if result.regenerated})
     official = sorted({result.dataset for result in results if not result.regenerated})
     parts = [
-        "D4RL-normalised scores of the last evaluation: mean and standard deviation over seeds, of which a failed one "
-        "counts as 0.",
+        "D4RL-normalised scores of the last evaluation, or over all of them where it says so: mean and standard "
+        "deviation over seeds, of which a failed one counts as 0.",
         f"Brackets: {COVERAGE} % bootstrap interval of the mean, seeds drawn within each data set.",
         "The seeds of a cell share one subsample and one set of synthetic rows, whose own variance is not in there.",
         "Policies are judged on Gymnasium's -v5 tasks for regenerated sets, on -v4 for D4RL's own files.",
@@ -291,48 +322,48 @@ def _unlike_generators(results: Sequence[Result]) -> list[str]:
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """What to draw, by the names of the files: algorithms as they are, then other networks beside their own.
-
-    Mixtures are in the tables only.
-    """
-    found = {}
+    """What to draw, by the names of the files: algorithms as they are, then mixtures, then other networks."""
+    found: dict[str, list[Result]] = {}
     for share in _shares(results):
-        of_share = [result for result in results if result.share == share and result.variant != _MIXTURE]
         name = "offline" if share is None else f"offline-{share:g}pct"
-        pairs = _with_other_networks(of_share)
+        of_share = [result for result in results if result.share == share]
+        unmixed = [result for result in of_share if result.variant != _MIXTURE]
+        pairs = _with_other_networks(unmixed)
         elsewhere = {other for _, other in pairs}
-        found[name] = [result for result in of_share if result.algo not in elsewhere]
+        usual = [result for result in unmixed if result.algo not in elsewhere]
+        found[name] = [result for result in usual if _tasks(result.dataset) == "locomotion"]
+        found[f"{name}-mazes"] = [result for result in usual if _tasks(result.dataset) == "mazes"]
+        found[f"{name}-mixed"] = _with_mixtures(of_share)
         found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
-    return found
+    return {name: shown for name, shown in found.items() if shown}
 
 
 def draw(shown: Sequence[Result]) -> Any:
-    """Bars by data set and by what was learnt from, a panel for each algorithm with the data sets that it has."""
-    datasets: dict[str, list[str]] = {}
-    for algo, dataset in dict.fromkeys(sorted((result.algo, result.dataset) for result in shown)):
-        datasets.setdefault(algo, []).append(dataset)
-    most = max(len(names) for names in datasets.values())  # all panels are as wide, and so are their bars
+    """Bars by data set and by what was learnt from, a panel for each algorithm; the panels share both scales."""
+    algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
     variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
-    size = (max(6.0, 1.3 * most + 2), 2.9 * len(datasets) + 0.4)
-    figure, panels = plt.subplots(len(datasets), 1, figsize=size, squeeze=False, layout="constrained")
+    size = (2 + 2.7 * len(algos), 1.5 + 0.16 * len(datasets) * (len(variants) + 1))
+    shared = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, panels = plt.subplots(1, len(algos), figsize=size, **shared)
     width = 0.8 / len(variants)
-    for panel, (algo, names) in zip(panels[:, 0], datasets.items(), strict=True):
+    for panel, algo in zip(panels[0], algos, strict=True):
         for k, variant in enumerate(variants):
             column = _column(shown, algo, variant)
-            at = {name: place + (k - (len(variants) - 1) / 2) * width for place, name in enumerate(names)}
+            at = {name: place + (k - (len(variants) - 1) / 2) * width for place, name in enumerate(datasets)}
             places = [at[name] for name in column]
             means = [mean_estimate([result.scores]) for result in column.values()]
             errors = [[m.value - m.low for m in means], [m.high - m.value for m in means]]
-            panel.bar(places, [m.value for m in means], width, color=VARIANTS[variant])
-            panel.errorbar(places, [m.value for m in means], errors, fmt="none", ecolor="grey", capsize=2)
-            for name in names:
-                note = _note(column.get(name))
-                panel.text(at[name], 1, note, rotation=90, ha="center", va="bottom", fontsize=7, color="gray")
-        panel.set_ylabel("D4RL score")
-        panel.set_title(algo, fontsize="medium", loc="left")
+            panel.barh(places, [m.value for m in means], width, color=VARIANTS[variant])
+            panel.errorbar([m.value for m in means], places, xerr=errors, fmt="none", ecolor="grey", capsize=2)
+            for name in datasets:
+                panel.text(1, at[name], _note(column.get(name)), va="center", fontsize=6, color="gray")
+        panel.set_xlabel("D4RL score", fontsize=8)
+        panel.tick_params(labelsize=8)
+        panel.set_title(algo, fontsize="medium")
         panel.spines[["top", "right"]].set_visible(False)
-        panel.set_xlim(-0.6, most - 0.4)
-        panel.set_xticks(range(len(names)), [name.replace("-", "\n", 1) for name in names], fontsize=8)
+    first = panels[0, 0]
+    first.set_yticks(range(len(datasets)), datasets, fontsize=8)
+    first.set_ylim(len(datasets) - 0.5, -0.5)  # from top to bottom
     handles = [Patch(color=VARIANTS[variant], label=variant) for variant in variants]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(variants), fontsize=8, frameon=False)
     seeds = sorted({len(result.scores) for result in shown})

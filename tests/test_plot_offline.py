@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -15,13 +14,21 @@ import plot_offline
 from aggregate import mean_estimate
 from matplotlib.colors import to_rgba
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PUBLISHED = [RESULTS / name for name in ("offline", "offline-short", "offline-paper", "offline-earlier")]
-OFFLINE, SHORT, _, EARLIER = PUBLISHED
 
-
-def write(folder, dataset, algo, data, scores, *, share=None, augment=None, network=None, precise=False, changes=None):
+def write(
+    folder,
+    dataset,
+    algo,
+    data,
+    scores,
+    *,
+    before=(),
+    share=None,
+    augment=None,
+    network=None,
+    precise=False,
+    changes=None,
+):
     share_name, precise_name = share and f"{100 * share:g}pct", precise and "precise"
     name = "-".join(part for part in (algo, data, share_name, augment, network, precise_name) if part)
     content = {
@@ -29,7 +36,8 @@ def write(folder, dataset, algo, data, scores, *, share=None, augment=None, netw
         "subsample": share, "augment": augment, "network": network, "precise": precise,
         "origin": "regenerated" if dataset.endswith("regen") else "official",
         "real_rows": 1000, "preset": None, "settings": {"episodes": 10},
-        "final": scores, "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
+        "final": scores, "curve": [{"step": 50 * k, "scores": of} for k, of in enumerate((*before, scores))],
+        "wall_seconds": {"total": 60.0}, "machine": {}, "versions": {}, "command": "", "commit": "",
     }  # fmt: skip
     path = folder / dataset / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
@@ -206,8 +214,17 @@ def test_mixtures_are_held_against_the_others_on_the_sets_that_have_them(tmp_pat
         "| hopper-medium-regen | 1.0 [1.0, 1.0] (1 seeds) | 2.0 [2.0, 2.0] (1 seeds) | 3.0 [3.0, 3.0] (1 seeds) |"
         in found
     )
-    drawn = plot_offline.figures(plot_offline.read_results(tmp_path))
-    assert "mixed" not in {result.variant for shown in drawn.values() for result in shown}
+
+
+def test_means_are_told_over_all_evaluations_too(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, None], before=[[4.0, 6.0]])
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "real", [3.0, 3.0], before=[[5.0, 5.0]])
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "synther", [7.0, 7.0], before=[[9.0, 9.0]])
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "real", [1.0], before=[[2.0]], share=0.15)
+    found = lines(tmp_path)
+    assert "| mean of 2, locomotion, regenerated | 1.8 [1.5, 2.0] | - |" in found
+    assert "| mean of 2, locomotion, regenerated, all evaluations | 3.4 [3.2, 3.5] | - |" in found
+    assert found[-1] == "| walker2d-medium-regen, all evaluations | 1.5 [1.5, 1.5] |"  # the only one of its table
 
 
 def test_precise_products_count_as_another_algorithm(tmp_path):
@@ -260,6 +277,10 @@ def test_means_weigh_data_sets_alike():
     ("changes", "message"),
     [
         ({"final": [1.0]}, "a final score for each seed"),
+        ({"curve": [{"step": 1, "scores": [1.0]}]}, "one at each evaluation"),
+        ({"curve": [{"step": 1, "scores": [1.0]}, {"step": 2, "scores": [1.0, 2.0]}]}, "one at each evaluation"),
+        ({"curve": []}, "one at each evaluation"),
+        ({"curve": [{"step": 1, "scores": []}], "seeds": [], "final": []}, "a final score for each seed"),
         ({"data": "made-up"}, "expected data or augment of real"),
         ({"dataset": "other"}, "the data set of the folder's name"),
     ],
@@ -295,18 +316,24 @@ def test_command_writes_table_and_figures(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == (out / "table.md").read_text().strip()
 
 
-def test_other_networks_have_a_figure_with_the_algorithms_own_beside_them(tmp_path):
+def test_mazes_mixtures_and_other_networks_have_figures_of_their_own(tmp_path):
     for network in (None, "large"):
         write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0], network=network)
     write(tmp_path, "walker2d-medium-regen", "td3bc", "real", [2.0])
+    write(tmp_path, "walker2d-medium-regen", "td3bc", "mixed", [2.5])
     write(tmp_path, "walker2d-medium-regen", "iql", "real", [3.0], network="large")  # with nothing to be held against
+    write(tmp_path, "maze2d-umaze-regen", "td3bc", "real", [4.0])
+    write(tmp_path, "maze2d-umaze-regen", "td3bc", "mixed", [5.0], share=0.15)
     found = {
-        name: [(result.dataset.partition("-")[0], result.algo) for result in shown]
+        name: sorted((result.dataset.partition("-")[0], result.algo, result.variant) for result in shown)
         for name, shown in plot_offline.figures(plot_offline.read_results(tmp_path)).items()
     }
     assert found == {
-        "offline": [("hopper", "td3bc"), ("walker2d", "iql-large"), ("walker2d", "td3bc")],
-        "offline-td3bc-large": [("hopper", "td3bc-large"), ("hopper", "td3bc")],
+        "offline": [("hopper", "td3bc", "real"), ("walker2d", "iql-large", "real"), ("walker2d", "td3bc", "real")],
+        "offline-mazes": [("maze2d", "td3bc", "real")],
+        "offline-mixed": [("walker2d", "td3bc", "mixed"), ("walker2d", "td3bc", "real")],
+        "offline-td3bc-large": [("hopper", "td3bc", "real"), ("hopper", "td3bc-large", "real")],
+        "offline-15pct-mixed": [("maze2d", "td3bc", "mixed")],
     }
 
 
@@ -320,205 +347,31 @@ def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
 def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
-    write(tmp_path, "walker2d-medium-regen", "td3bc", "synther", [5.0, 6.0])
     figure = plot_offline.draw(plot_offline.read_results(tmp_path))
+    notes = [text.get_text() for text in figure.axes[0].texts]
+    assert sorted(notes) == ["", "not run", "not run", "not run"]  # of two sets and two kinds of rows
     (legend,) = figure.legends
     shown = {
         text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
     }
     assert shown == {name: to_rgba(plot_offline.VARIANTS[name]) for name in ("real", "synther")}
-    sets = [[label.get_text() for label in panel.get_xticklabels()] for panel in figure.axes]
-    assert sets == [["walker2d\nmedium-regen"], ["hopper\nmedium-regen", "walker2d\nmedium-regen"]]
-    notes = [sorted(text.get_text() for text in panel.texts) for panel in figure.axes]
-    assert notes == [["", "not run"], ["", "", "not run", "not run"]]
-    assert len({panel.get_xlim() for panel in figure.axes}) == 1  # and so bars of one width
+
+
+def test_bars_stand_at_their_data_sets(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [10.0, 20.0])
+    write(tmp_path, "walker2d-medium-regen", "iql", "synther", [30.0, 40.0])
+    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
+    found = {}
     for panel in figure.axes:
-        left, right = panel.get_xlim()
-        assert panel.patches
-        assert all(left < bar.get_x() and bar.get_x() + bar.get_width() < right for bar in panel.patches)
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]  # the panels share them
+        (bar,) = panel.patches  # its neighbours are empty
+        found[panel.get_title()] = labels[round(bar.get_y() + bar.get_height() / 2)], bar.get_width()
+        bottom, top = panel.get_ylim()
+        assert top < bar.get_y() and bar.get_y() + bar.get_height() < bottom
+    assert found == {"td3bc": ("hopper-medium-regen", 15.0), "iql": ("walker2d-medium-regen", 35.0)}
 
 
 def test_a_bar_says_how_many_seeds_failed(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [None, None, 3.0])
     figure = plot_offline.draw(plot_offline.read_results(tmp_path))
     assert [text.get_text() for text in figure.axes[0].texts] == ["2 of 3 failed"]
-
-
-@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
-def test_the_published_table_is_that_of_the_published_results(folder):
-    assert (folder / "table.md").read_text() == plot_offline.table(plot_offline.read_results(folder))
-
-
-def sentences(name):
-    """A document without its line breaks."""
-    return " ".join((ROOT / name).read_text().split())
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
-def test_documents_have_the_rows_of_the_published_table(name):
-    tables = "".join((folder / "table.md").read_text() for folder in PUBLISHED)
-    published = re.sub(r" \(\d seeds\)", "", tables).splitlines()
-    text = (ROOT / name).read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|") and "regen" in line]
-    rows = [line for line in rows if not any(algo in line for algo in ("TD3+BC", "IQL"))]  # against CORL
-    assert rows
-    assert [row for row in rows if row not in published] == []
-    intervals = re.findall(r"\d+\.\d \[-?\d+\.\d, -?\d+\.\d\]", re.split(r"\n##+ Offline\n", text)[1])
-    assert [one for one in intervals if not any(one in line for line in published)] == []  # also those in sentences
-
-
-def test_the_ablation_in_the_documents_is_that_of_its_files():
-    text = (ROOT / "docs" / "results.md").read_text()
-
-    def scores(folder, data="synther", *, whole=False):
-        content = json.loads((RESULTS / folder / "halfcheetah-medium-expert-regen" / f"iql-{data}.json").read_text())
-        assert content["steps"] == (1_000_000 if whole else 200_000)
-        return {point["step"]: point["scores"] for point in content["curve"]}[200_000]
-
-    variants = {
-        "`offline()`, with its 30,000 steps": "plain",
-        "`offline(width=2048)`": "wide",
-        "`offline(unsquash_actions=False)`": "squashed",
-        "`offline(steps=100_000)`": "long",
-        "`offline(steps=100_000, width=2048)`": "long-wide",
-    }
-    on_the_way = [np.mean(scores(*of, whole=True)) for of in (("offline-short",), ("offline",), ("offline", "real"))]
-    sentence = "`offline()` has {:.1f} there, `offline(steps=100_000)` {:.1f} and real rows {:.1f}"
-    assert sentence.format(*on_the_way) in sentences("docs/results.md")
-    found = {name: scores(f"offline-ablation/{variant}") for name, variant in variants.items()}
-    for name, of_seeds in {**found, "real rows": scores("offline-ablation/real", "real")}.items():
-        assert f"| {name} | {np.mean(of_seeds):.1f} +- {np.std(of_seeds, ddof=1):.1f} |" in text
-
-
-def content(folder, dataset, cell):
-    return json.loads((folder / dataset / f"{cell}.json").read_text())
-
-
-def curve(dataset, cell, folder=OFFLINE):
-    """Means of the seeds at each evaluation."""
-    return [np.mean(point["scores"]) for point in content(folder, dataset, cell)["curve"]]
-
-
-MEDIUM_REPLAY = [f"{task}-medium-replay-regen" for task in ("halfcheetah", "hopper", "walker2d")]
-
-
-def test_documents_say_what_larger_networks_and_synthetic_rows_bring_together():
-    def mean(cell, folder=OFFLINE, evaluations=1):
-        return np.mean([curve(dataset, cell, folder)[-evaluations:] for dataset in MEDIUM_REPLAY])
-
-    def gain(**how):
-        together = mean("td3bc-synther-large", evaluations=how.get("evaluations", 1))
-        return f"{100 * (together / mean('td3bc-real', **how) - 1):.1f} %"
-
-    last, before, all_ = gain(), gain(folder=EARLIER), gain(evaluations=20)
-    docs = sentences("docs/results.md")
-    assert f", {last} above the usual networks on real rows" in docs
-    assert f"it is {before} above the same cells in their earlier run" in docs
-    assert f"over all 20 evaluations {all_}." in docs
-    assert f"together {last} above neither, {all_} over all evaluations." in sentences("README.md")
-
-
-def test_documents_say_what_became_of_scores_without_the_fault():
-    cells = list(itertools.product(MEDIUM_REPLAY, [f"{a}-{d}" for a in ("td3bc", "iql") for d in ("real", "synther")]))
-    for dataset, cell in cells:
-        now, then = (mean_estimate([np.array(content(f, dataset, cell)["final"])]) for f in (OFFLINE, EARLIER))
-        assert now.low < then.high and then.low < now.high, (dataset, cell)  # "intervals that overlap"
-    change = np.array([np.subtract(curve(*cell), curve(*cell, EARLIER)) for cell in cells])
-    assert np.sum(change[:, -1] < 0) == 10
-    assert np.sum(change.mean(1) < 0) == 3
-    assert np.abs(change.mean(1)).max() < 0.9
-    told = "At the last evaluation ten of them are lower than then, over all 20 three are, and there no mean differs by"
-    assert f"{told} more than 0.9." in sentences("docs/results.md")
-
-
-def test_documents_say_how_long_cells_take():
-    def seconds(algo):
-        found = [json.loads(path.read_text()) for path in OFFLINE.glob(f"*/{algo}-*.json")]
-        known = [c for c in found if c["commit"] in ("61a1411", "fbb605b", "aa1b53d") and not c["network"]]
-        took = [c["wall_seconds"]["total"] - c["wall_seconds"]["data"] for c in known]
-        return f"{min(took):.0f} to {max(took):.0f} s"
-
-    def to_make_rows(steps):
-        found = [json.loads(path.read_text()) for path in OFFLINE.glob("*/*-synther*.json")]
-        took = [c["fit_seconds"] + c["generate_seconds"] for c in found if c["fit_steps"] == steps]
-        return f"{min(took):.0f} to {max(took):.0f} s"
-
-    docs = sentences("docs/results.md")
-    assert f"takes {seconds('td3bc')}, one of IQL {seconds('iql')}, without" in docs
-    assert f"draw five million rows takes {to_make_rows(30_000)}, with 100,000 steps {to_make_rows(100_000)}," in docs
-    assert f"in {to_make_rows(30_000)} beside other cells, where `paper()`" in docs
-    assert f"Eight seeds of TD3+BC take {seconds('td3bc')} for a million updates" in sentences("README.md")
-
-
-def test_documents_say_that_mixtures_lie_between():
-    mixtures = sorted(OFFLINE.glob("*/*-mixed.json"))
-    assert len(mixtures) == 5  # "hopper with TD3+BC has not run"
-    for path in mixtures:
-        real, mixed, synthetic = (
-            curve(path.parent.name, path.stem.replace("mixed", data))[-1] for data in ("real", "mixed", "synther")
-        )
-        assert real < mixed < synthetic
-
-
-def test_documents_say_how_scores_in_the_mazes_jump():
-    text, told = sentences("docs/results.md"), []
-    for size, data in itertools.product(("medium", "large"), ("real", "synther")):
-        *means, last = (f"{mean:.0f}" for mean in curve(f"maze2d-{size}-regen", f"td3bc-{data}")[-5:])
-        told.append(f"{', '.join(means)} and {last}")
-    on_medium = "at the last five evaluations are {} with real rows and {} with synthetic ones".format(*told)
-    assert "{}, on the large maze {} and {}.".format(on_medium, *told[2:]) in text
-
-    def over_all(size, algo):
-        pair = (np.mean(curve(f"maze2d-{size}-regen", f"{algo}-{data}")) for data in ("real", "synther"))
-        return "{:.1f} and {:.1f} on {}".format(*pair, size)
-
-    umaze, medium, large = (over_all(size, "td3bc") for size in ("umaze", "medium", "large"))
-    assert f"{umaze}, {medium} and {large}; IQL {over_all('umaze', 'iql')} and {over_all('medium', 'iql')}." in text
-    for size in ("umaze", "medium"):
-        real, synthetic = (curve(f"maze2d-{size}-regen", f"iql-{data}") for data in ("real", "synther"))
-        assert all(np.array(synthetic) > real)  # "better at each of the ten evaluations"
-    sets = [f"maze2d-{size}-regen" for size in ("umaze", "medium", "large")]
-    means = (np.mean([curve(name, f"td3bc-{data}") for name in sets]) for data in ("synther", "real"))
-    assert "with real ones, all ten of {:.1f} and {:.1f} (".format(*means) in sentences("README.md")
-
-
-def test_documents_say_how_scores_on_random_sets_jump():
-    docs = sentences("docs/results.md")
-    real, synthetic = (curve("hopper-random-regen", f"td3bc-{data}") for data in ("real", "synther"))
-    assert max(synthetic) == synthetic[-1]
-    assert f"over all 20 they have {np.mean(synthetic):.1f}, and real ones {np.mean(real):.1f}." in docs
-    real, synthetic = (curve("halfcheetah-random-regen", f"td3bc-{data}") for data in ("real", "synther"))
-    assert len(real) == 20
-    assert all(np.array(real) > synthetic)
-
-
-def test_documents_say_how_larger_networks_do_with_floats():
-    text, dataset = sentences("docs/results.md"), "walker2d-medium-replay-regen"
-    floats = curve(dataset, "td3bc-real-large-precise", RESULTS / "offline-precise")
-    halves = curve(dataset, "td3bc-real-large")[: len(floats)]
-    told = ["{:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*means) for means in (floats, halves)]
-    assert f"means of {told[0]} at 50,000, 100,000, 150,000 and 200,000 updates" in text
-    assert f"where halves have {told[1]}, and at" in text
-
-
-def test_documents_say_what_the_means_would_be_without_the_sets_that_make_them():
-    def mean(algo, data, count, *, short=False, without=()):
-        cells = {path.parent.name: path for path in OFFLINE.glob(f"*/{algo}-{data}.json")}
-        if short:
-            cells |= {path.parent.name: path for path in SHORT.glob(f"*/{algo}-{data}.json")}
-        names = [name for name in cells if not any(part in name for part in ("maze2d", *without))]
-        found = [np.mean(json.loads(cells[name].read_text())["final"]) for name in names]
-        assert len(found) == count
-        return f"{np.mean(found):.1f}"
-
-    def td3bc(count, *without):
-        return [mean("td3bc", data, count, without=without) for data in ("synther", "real")]
-
-    short = mean("iql", "synther", 9, short=True)
-    synthetic, real = td3bc(9, "hopper-random", "hopper-medium-expert", "walker2d-medium-replay")
-    readme, docs = sentences("README.md"), sentences("docs/results.md")
-    assert f"without it the mean is {short}." in readme
-    assert f"where seeds spread widely, {synthetic} and {real} (" in readme
-    assert f"with 30,000 steps everywhere the mean was {short}." in docs
-    assert f"on the other nine it is {synthetic} against {real}." in docs
-    assert "({} against {} on the nine that IQL has run on)".format(*td3bc(9, "random")) in docs
