@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -80,7 +81,8 @@ class Result:
         share: Of the data set that was there, in per cent; None for all of it.
         regenerated: Whether we made the data set ourselves.
         scores: Of the seeds, ``(seeds,)``; a failed one has 0, as a random policy would.
-        along: Their means over all evaluations, ``(seeds,)``; None where there was but one.
+        over_all: Their means over all evaluations, ``(seeds,)``.
+        evaluations: After how many updates each of these was.
         failed: How many of them failed at the last.
         rows: Which real rows there were.
         ways: How they were used, by name; results beside each other have the same.
@@ -95,7 +97,8 @@ class Result:
     share: float | None
     regenerated: bool
     scores: np.ndarray
-    along: np.ndarray | None
+    over_all: np.ndarray
+    evaluations: tuple[int, ...]
     failed: int
     rows: Mapping[str, Any]
     ways: Mapping[str, Any]
@@ -115,11 +118,7 @@ def read_result(path: Path) -> Result:
     alone = not content["augment"] or content["data"] == "real"  # augmented synthetic rows have no place here
     if variant not in VARIANTS or not alone:
         raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)}")
-    evaluations = [point["scores"] for point in content["curve"]]
-    counts = {len(scores) for scores in (content["final"], *evaluations)}
-    if not evaluations or counts != {len(content["seeds"])} or counts == {0}:
-        raise ValueError(f"{path}: expected a final score for each seed, and one at each evaluation")
-    scores, curve = np.array(content["final"], dtype=float), np.array(evaluations, dtype=float)
+    scores, curve, evaluations = _scores(path, content)
     if content["dataset"] != path.parent.name:  # a file that was copied would be shown as something it is not
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
@@ -138,12 +137,27 @@ def read_result(path: Path) -> Result:
         share,
         content["origin"] == "regenerated",
         np.nan_to_num(scores, nan=0.0),
-        np.nan_to_num(curve, nan=0.0).mean(0) if len(curve) > 1 else None,
+        np.nan_to_num(curve, nan=0.0).mean(0),
+        evaluations,
         int(np.isnan(scores).sum()),
         {key: content.get(key) for key in ("real_rows", "dataset_command", _DIGEST)},
         {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
         {key: generator[key] for key in _MORE if key in generator} or None,
     )
+
+
+def _scores(path: Path, content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Final scores of the seeds, those at all evaluations, and when these were; NaN for a seed that failed."""
+    seeds = len(content["seeds"])
+    try:
+        evaluations = tuple(point["step"] for point in content["curve"])
+        curve = np.array([point["scores"] for point in content["curve"]], dtype=float).reshape(len(evaluations), seeds)
+        final = np.array(content["final"], dtype=float).reshape(seeds)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a final score for each seed, and one at each evaluation") from error
+    if not curve.size or not np.array_equal(final, curve[-1], equal_nan=True):
+        raise ValueError(f"{path}: expected final scores that are those of the last evaluation")
+    return final, curve, evaluations
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -223,20 +237,21 @@ def _block(title: str, columns: Mapping[str, Column]) -> str:
     first = next(iter(columns.values()))
     regenerated = {result.dataset for result in found if result.regenerated}
     for kind, of_kind in _kinds(datasets, regenerated).items():
+        evaluated = {result.evaluations for result in found if result.dataset in of_kind}
+        if len(evaluated) > 1:
+            raise ValueError(f"{title}: expected evaluations at the same updates, got {sorted(evaluated)}")
         # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
         shared = [tuple(name for name in of_kind if name in first and name in column) for column in columns.values()]
-        for common in sorted({names for names in shared if names}, key=len, reverse=True):
-            if len(common) > 1:
-                which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
-                label = f"mean of {len(common)}{which}, {kind}"
-                rows.append([label, *(_mean([c.get(name) for name in common], "scores") for c in columns.values())])
-            elif len(of_kind) == 1:
-                label = common[0]
-            else:
-                continue
-            along = [_mean([c.get(name) for name in common], "along") for c in columns.values()]
-            if any(along):
-                rows.append([f"{label}, all evaluations", *along])
+        groups = {of_kind[0]: tuple(of_kind)} if len(of_kind) == 1 else {}
+        for common in sorted({names for names in shared if len(names) > 1}, key=len, reverse=True):
+            which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
+            label = f"mean of {len(common)}{which}, {kind}"
+            groups[label] = common
+            rows.append([label, *(_mean(column, common, lambda result: result.scores) for column in columns.values())])
+        if len(evaluated.pop()) > 1:
+            for label, common in groups.items():
+                means = (_mean(column, common, lambda result: result.over_all) for column in columns.values())
+                rows.append([f"{label}, all evaluations", *means])
     return markdown_table((title, *columns), rows)
 
 
@@ -245,12 +260,11 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in one if key != _DIGEST or None not in (one[key], other[key]))
 
 
-def _mean(results: Sequence[Result | None], of: Literal["scores", "along"]) -> str | None:
-    """Over results on different data sets, if there are all of them."""
-    found = [getattr(result, of, None) for result in results]
-    if any(scores is None for scores in found):
+def _mean(column: Column, datasets: Sequence[str], scores: Callable[[Result], np.ndarray]) -> str | None:
+    """Over data sets, if the column has them all."""
+    if not all(name in column for name in datasets):
         return None
-    mean = mean_estimate(found)
+    mean = mean_estimate([scores(column[name]) for name in datasets])
     return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
 
 
@@ -333,14 +347,18 @@ def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
         usual = [result for result in unmixed if result.algo not in elsewhere]
         found[name] = [result for result in usual if _tasks(result.dataset) == "locomotion"]
         found[f"{name}-mazes"] = [result for result in usual if _tasks(result.dataset) == "mazes"]
-        found[f"{name}-mixed"] = _with_mixtures(of_share)
+        mixed = [result for result in of_share if result.variant == _MIXTURE]
+        algos, sets = {result.algo for result in mixed}, {result.dataset for result in mixed}
+        found[f"{name}-mixed"] = [result for result in of_share if result.algo in algos and result.dataset in sets]
         found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
     return {name: shown for name, shown in found.items() if shown}
 
 
 def draw(shown: Sequence[Result]) -> Any:
     """Bars by data set and by what was learnt from, a panel for each algorithm; the panels share both scales."""
-    algos, datasets = sorted({r.algo for r in shown}), list(dict.fromkeys(r.dataset for r in shown))
+    counts = Counter(result.algo for result in shown)
+    algos = sorted(counts, key=lambda algo: (-counts[algo], algo))
+    datasets = list(dict.fromkeys(result.dataset for result in shown))
     variants = [variant for variant in VARIANTS if any(result.variant == variant for result in shown)]
     size = (2 + 2.7 * len(algos), 1.5 + 0.16 * len(datasets) * (len(variants) + 1))
     shared = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
@@ -366,10 +384,12 @@ def draw(shown: Sequence[Result]) -> Any:
     first.set_ylim(len(datasets) - 0.5, -0.5)  # from top to bottom
     handles = [Patch(color=VARIANTS[variant], label=variant) for variant in variants]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(variants), fontsize=8, frameon=False)
-    seeds = sorted({len(result.scores) for result in shown})
-    updates = sorted({result.steps for result in shown})
-    counts = f"{'/'.join(map(str, seeds))} seeds, {'/'.join(f'{n:,}' for n in updates)} updates"
-    figure.supxlabel(f"Bars: mean. Whiskers: its {COVERAGE} % bootstrap interval. {counts}.", fontsize=8)
+    seeds = "/".join(str(count) for count in sorted({len(result.scores) for result in shown}))
+    updates = "/".join(f"{count:,}" for count in sorted({result.steps for result in shown}))
+    (share,) = {result.share for result in shown}
+    rows = "" if share is None else f" {share:g} % of each data set."
+    how = f"Bars: mean at the last evaluation, with its {COVERAGE} % bootstrap interval."
+    figure.supxlabel(f"{how}{rows}\n{seeds} seeds, {updates} updates.", fontsize=8)
     return figure
 
 

@@ -227,6 +227,15 @@ def test_means_are_told_over_all_evaluations_too(tmp_path):
     assert found[-1] == "| walker2d-medium-regen, all evaluations | 1.5 [1.5, 1.5] |"  # the only one of its table
 
 
+def test_runs_that_were_evaluated_at_unlike_times_are_not_compared(tmp_path):
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0], before=[[2.0]])
+    write(tmp_path, "maze2d-umaze-regen", "td3bc", "real", [1.0], before=[[2.0], [3.0]])  # which is another kind
+    assert any("all evaluations" in line for line in lines(tmp_path))
+    write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0])
+    with pytest.raises(ValueError, match="td3bc: expected evaluations at the same updates"):
+        lines(tmp_path)
+
+
 def test_precise_products_count_as_another_algorithm(tmp_path):
     for network, precise in itertools.product((None, "large"), (False, True)):
         write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0], network=network, precise=precise)
@@ -279,8 +288,11 @@ def test_means_weigh_data_sets_alike():
         ({"final": [1.0]}, "a final score for each seed"),
         ({"curve": [{"step": 1, "scores": [1.0]}]}, "one at each evaluation"),
         ({"curve": [{"step": 1, "scores": [1.0]}, {"step": 2, "scores": [1.0, 2.0]}]}, "one at each evaluation"),
-        ({"curve": []}, "one at each evaluation"),
-        ({"curve": [{"step": 1, "scores": []}], "seeds": [], "final": []}, "a final score for each seed"),
+        ({"curve": None}, "one at each evaluation"),
+        ({"curve": [{"step": 1}]}, "one at each evaluation"),
+        ({"curve": []}, "those of the last evaluation"),
+        ({"curve": [{"step": 1, "scores": [1.0, 3.0]}]}, "those of the last evaluation"),
+        ({"curve": [{"step": 1, "scores": []}], "seeds": [], "final": []}, "those of the last evaluation"),
         ({"data": "made-up"}, "expected data or augment of real"),
         ({"dataset": "other"}, "the data set of the folder's name"),
     ],
@@ -369,6 +381,16 @@ def test_bars_stand_at_their_data_sets(tmp_path):
         bottom, top = panel.get_ylim()
         assert top < bar.get_y() and bar.get_y() + bar.get_height() < bottom
     assert found == {"td3bc": ("hopper-medium-regen", 15.0), "iql": ("walker2d-medium-regen", 35.0)}
+
+
+def test_what_a_mixture_is_held_against_is_drawn_also_where_there_is_none(tmp_path):
+    for name, algo in itertools.product(("hopper-medium-regen", "walker2d-medium-regen"), ("td3bc", "iql")):
+        write(tmp_path, name, algo, "real", [1.0])
+        if (name, algo) != ("hopper-medium-regen", "td3bc"):
+            write(tmp_path, name, algo, "mixed", [2.0])
+    figure = plot_offline.draw(plot_offline.figures(plot_offline.read_results(tmp_path))["offline-mixed"])
+    notes = {panel.get_title(): [text.get_text() for text in panel.texts].count("not run") for panel in figure.axes}
+    assert notes == {"iql": 0, "td3bc": 1}
 
 
 def test_a_bar_says_how_many_seeds_failed(tmp_path):
