@@ -40,20 +40,8 @@ VARIANTS = {
     "mixed": "#CC79A7",
     "synther": "#0072B2",
 }
-KEYS = (
-    "dataset",
-    "algo",
-    "data",
-    "steps",
-    "seeds",
-    "subsample",
-    "augment",
-    "network",
-    "origin",
-    "real_rows",
-    "final",
-    "curve",
-)
+KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows")
+KEYS += ("final", "curve")
 # How it was made, and where a number comes from, without which it is not published.
 KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
@@ -190,9 +178,10 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _with_mixtures(results: Sequence[Result]) -> list[Result]:
-    """Results of algorithms on the data sets where these have learnt from mixtures, too."""
-    tried = {(result.algo, result.dataset) for result in results if result.variant == _MIXTURE}
-    return [result for result in results if (result.algo, result.dataset) in tried]
+    """Results of algorithms that have learnt from mixtures, on the data sets where one of them has."""
+    mixed = [result for result in results if result.variant == _MIXTURE]
+    algos, sets = {result.algo for result in mixed}, {result.dataset for result in mixed}
+    return [result for result in results if result.algo in algos and result.dataset in sets]
 
 
 def _with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
@@ -347,9 +336,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
         usual = [result for result in unmixed if result.algo not in elsewhere]
         found[name] = [result for result in usual if _tasks(result.dataset) == "locomotion"]
         found[f"{name}-mazes"] = [result for result in usual if _tasks(result.dataset) == "mazes"]
-        mixed = [result for result in of_share if result.variant == _MIXTURE]
-        algos, sets = {result.algo for result in mixed}, {result.dataset for result in mixed}
-        found[f"{name}-mixed"] = [result for result in of_share if result.algo in algos and result.dataset in sets]
+        found[f"{name}-mixed"] = _with_mixtures(of_share)
         found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
     return {name: shown for name, shown in found.items() if shown}
 

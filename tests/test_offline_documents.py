@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import plot_offline
 from aggregate import mean_estimate
+from reporting import mean_and_spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -132,7 +133,7 @@ def test_the_ablation_in_the_documents_is_that_of_its_files():
     assert sentence.format(*on_the_way) in DOCS
     found = {name: scores(f"offline-ablation/{variant}") for name, variant in variants.items()}
     for name, of_seeds in {**found, "real rows": scores("offline-ablation/real", "iql-real")}.items():
-        assert f"| {name} | {np.mean(of_seeds):.1f} +- {np.std(of_seeds, ddof=1):.1f} |" in DOCS
+        assert f"| {name} | {mean_and_spread(of_seeds, 1)} |" in DOCS
 
 
 def test_documents_say_what_larger_networks_and_synthetic_rows_bring_together():
@@ -185,8 +186,8 @@ def test_documents_say_how_long_cells_take():
         took = [one["wall_seconds"] for one in content(pattern) if not one["network"]]
         return spread([seconds["total"] - seconds["data"] for seconds in took])
 
-    def to_make_rows(folder, *steps):
-        made = [one for one in content("*/*-synther*.json", folder) if one["fit_steps"] in steps]
+    def to_make_rows(folder, steps):
+        made = [one for one in content("*/*-synther*.json", folder) if one["fit_steps"] == steps]
         return spread([one["fit_seconds"] + one["generate_seconds"] for one in made])
 
     alone = read("maze2d-medium-regen", "td3bc-real")["wall_seconds"]
@@ -233,7 +234,7 @@ def test_documents_say_where_mixtures_lie():
 def test_documents_say_how_scores_in_the_mazes_jump():
     told = []
     for size, data in itertools.product(("medium", "large"), ("real", "synther")):
-        *means, last = (f"{mean:.0f}" for mean in curve(f"maze2d-{size}-regen", f"td3bc-{data}")[-5:])
+        *means, last = (f"{score:.0f}" for score in curve(f"maze2d-{size}-regen", f"td3bc-{data}")[-5:])
         told.append(f"{', '.join(means)} and {last}")
     on_medium = "at the last five evaluations are {} with real rows and {} with synthetic ones".format(*told)
     assert "{}, on the large maze {} and {}.".format(on_medium, *told[2:]) in DOCS
@@ -327,10 +328,8 @@ def test_documents_say_what_the_papers_preset_gives():
 
     cells = [(path.parent.name, path.stem) for path in sorted(PAPER.glob("*/*.json"))]
     assert [cell for cell in cells if against_offline(*cell, 1) > 0] == []
-    hopper, reduced = (
-        ("hopper-medium-replay-regen", "td3bc-synther"),
-        ("walker2d-medium-replay-regen", "iql-synther-15pct"),
-    )
+    hopper = "hopper-medium-replay-regen", "td3bc-synther"
+    reduced = "walker2d-medium-replay-regen", "iql-synther-15pct"
     assert {cell: which for cell in cells if (which := against_offline(*cell, 20))} == {hopper: 1, reduced: -1}
     means = [curve(*cell, folder).mean() for cell in (hopper, reduced) for folder in (PAPER, OFFLINE)]
     told = """At the last evaluation none is better than `offline()` outside the intervals; over all evaluations TD3+BC
@@ -340,36 +339,28 @@ def test_documents_say_what_the_papers_preset_gives():
 
 def test_documents_say_how_our_learners_stand_against_corls():
     check = RESULTS / "offline-check"
-    rows = {
-        ("halfcheetah-medium-replay-regen", "30,000"): ("td3bc", "iql"),
-        ("hopper-medium-replay-regen", "20,000"): ("td3bc", "iql"),
-        ("walker2d-medium-replay-regen", "100,000"): ("td3bc", "iql"),
-    }
-    for (dataset, updates), algos in rows.items():
-        for algo in algos:
-            scores = [read(dataset, cell, check)["final"] for cell in (f"corl-{algo}", f"{algo}-real")]
-            corl, here = (f"{np.mean(one):.1f} +- {np.std(one, ddof=1):.1f}" for one in scores)
-            name = {"td3bc": "TD3+BC", "iql": "IQL"}[algo]
-            assert f"| {dataset}, {name} | {updates} | {corl} | {here} |" in DOCS
+    for dataset, (algo, name) in itertools.product(MEDIUM_REPLAY, (("td3bc", "TD3+BC"), ("iql", "IQL"))):
+        both = [read(dataset, cell, check) for cell in (f"corl-{algo}", f"{algo}-real")]
+        (updates,) = {one["steps"] for one in both}
+        corl, here = (mean_and_spread(one["final"], 1) for one in both)
+        assert f"| {dataset}, {name} | {updates:,} | {corl} | {here} |" in DOCS
     points = read("walker2d-medium-replay-regen", "td3bc-real")["curve"]
     (scores,) = (point["scores"] for point in points if point["step"] == 100_000)
-    assert f"without it TD3+BC has {np.mean(scores):.1f} +- {np.std(scores, ddof=1):.1f} after as many" in DOCS
+    assert f"without it TD3+BC has {mean_and_spread(scores, 1)} after as many" in DOCS
 
 
 def test_documents_say_what_all_real_rows_give_beside_the_15_percent():
-    def told(algo, folder):
-        scores = read("walker2d-medium-replay-regen", f"{algo}-real", folder)["final"]
-        return f"{np.mean(scores):.1f} +- {np.std(scores, ddof=1):.1f}"
+    dataset = "walker2d-medium-replay-regen"
 
-    reduced = [
-        np.mean(read("walker2d-medium-replay-regen", f"td3bc-{of}-15pct")["final"]) for of in ("real", "synther")
-    ]
+    def told(algo, folder):
+        return mean_and_spread(read(dataset, f"{algo}-real", folder)["final"], 1)
+
+    reduced = [curve(dataset, f"td3bc-{of}-15pct")[-1] for of in ("real", "synther")]
     assert "it takes TD3+BC from {:.1f} to {:.1f}, about what all of the data give".format(*reduced) in README
     now, then = ([told(algo, folder) for algo in ("td3bc", "iql")] for folder in (OFFLINE, EARLIER))
     assert f"TD3+BC has {now[0]} (in an earlier run {then[0]}) and IQL {now[1]} ({then[1]})." in README
     assert f"({now[0]}, in the earlier run {then[0]})" in DOCS
     assert f"({now[1]}, earlier {then[1]})" in DOCS
-    dataset = "walker2d-medium-replay-regen"
     synthetic, additive = (curve(dataset, f"iql-{of}") for of in ("synther-15pct", "real-15pct-additive"))
     assert f"ahead by {synthetic.mean():.1f} to {additive.mean():.1f}, outside the intervals" in DOCS
     assert f"at the last by {synthetic[-1]:.1f} to {additive[-1]:.1f}, and these overlap" in DOCS
