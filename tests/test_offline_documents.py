@@ -417,8 +417,8 @@ def test_documents_say_what_cql_has_run():
 
 
 def test_documents_say_which_commit_ran_which_cells():
-    told = """The 15 %, IQL on random sets and the large maze, and TD3+BC on hopper medium-expert and its mixture on hopper
-        ran at e4bd0d4, TD3+BC and IQL with the usual networks on medium-replay, its other mixtures and EDAC on
+    told = """The 15 %, IQL on random sets and the large maze, and TD3+BC on hopper medium-expert and its mixture on
+        hopper ran at e4bd0d4, TD3+BC and IQL with the usual networks on medium-replay, its other mixtures and EDAC on
         halfcheetah at aa1b53d, TD3+BC on random sets and the large maze, EDAC on walker2d and IQL on the medium maze at
         e0d8e5a, the other mazes and larger networks on synthetic rows at d32647f, larger networks on real rows and
         other rows of generators with 100,000 steps at 61a1411, other synthetic rows and the other real ones of
