@@ -3,6 +3,7 @@
 Both begin with the same networks and get the same batches and the same noise, in double precision.
 """
 
+import inspect
 import itertools
 import os
 import sys
@@ -16,6 +17,7 @@ from gymnasium.spaces import Box
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from learners.cql import CQLSettings, StackedCQL
 from learners.edac import EDACSettings, StackedEDAC
 from learners.iql import IQLSettings, StackedIQL
 from learners.rows import SharedRows
@@ -77,11 +79,18 @@ def copied(flat, shape, module):
     return module.double()
 
 
-def assert_same(flat, shape, module, before):
-    """As near as CORL's single-precision constants let them be: a step of Adam goes 3e-4 far."""
+def assert_same(flat, shape, module, before, *, atol=1e-6):
+    """As near as CORL's single-precision constants let them be, unless told: a step of Adam goes 3e-4 far."""
     for (ours, theirs), (first, _) in zip(pairs(flat, shape, module), pairs(before, shape, module), strict=True):
         assert not torch.equal(theirs, first)  # they did learn
-        torch.testing.assert_close(ours, theirs.data, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours, theirs.data, rtol=0, atol=atol)
+
+
+def stir(learner, rng):
+    """Away from first weights with which critics all but agree and hardly slope."""
+    for part in (learner.policy.parameters, learner.critic.parameters):
+        part.add_(0.03 * torch.randn(part.shape, generator=rng))
+    learner.values[len(learner.values) // 2 :] = learner.critic.parameters
 
 
 def fields(batch):
@@ -144,10 +153,7 @@ def test_iql(deterministic, rows, rng):
 def test_edac(eta, rows, rng, monkeypatch):
     corl, count = script("edac"), 4
     learner = StackedEDAC(rows, 1, EDACSettings(batch_size=BATCH, hidden=HIDDEN, critics=count, eta=eta))
-    # With their first weights critics all but agree and hardly slope.
-    for part in (learner.policy.parameters, learner.values):
-        part.add_(0.03 * torch.randn(part.shape, generator=rng))
-    learner.values[count:] = learner.values[:count]
+    stir(learner, rng)
     policy, first = learner.policy.parameters.clone(), learner.values.clone()
     actor = corl.Actor(STATES, ACTIONS, HIDDEN).double()
     critic = corl.VectorizedCritic(STATES, ACTIONS, HIDDEN, count).double()
@@ -188,3 +194,40 @@ def test_edac(eta, rows, rng, monkeypatch):
     for ours, other in all_pairs():
         torch.testing.assert_close(ours, other.data, rtol=0, atol=1e-6)
     torch.testing.assert_close(learner.log_alpha.parameters[0], theirs.log_alpha.data.double(), rtol=0, atol=1e-6)
+
+
+def test_cql(rows, rng, monkeypatch):
+    corl, settings = script("cql"), CQLSettings(batch_size=BATCH, hidden=HIDDEN)
+    learner = StackedCQL(rows, 1, settings)
+    stir(learner, rng)
+    first = [learner.policy.parameters[0].clone(), *learner.critic.parameters.clone()]
+    # CORL adds an offset to the logarithms of deviations, which is in our last bias from the beginning. Where it also
+    # learns this offset and a factor, here they stay, because ours learns by the last layer alone.
+    actor = copied(first[0], learner.policy_shape, corl.TanhGaussianPolicy(STATES, ACTIONS, 1.0, log_std_offset=0.0))
+    critics = [copied(flat, learner.critic_shape, corl.FullyConnectedQFunction(STATES, ACTIONS)) for flat in first[1:]]
+    config = corl.TrainConfig(device="cpu")  # these defaults are what CORL has for locomotion
+    adams = [torch.optim.Adam(module.parameters(), config.qf_lr) for module in critics]
+    adams.append(torch.optim.Adam(actor.base_network.parameters(), config.policy_lr))
+    parts = itertools.chain.from_iterable(zip((*critics, actor), adams, strict=True))
+    taken = inspect.signature(corl.ContinuousCQL).parameters
+    options = {name: value for name, value in vars(config).items() if name in taken}
+    theirs = corl.ContinuousCQL(*parts, target_entropy=-float(ACTIONS), **options)
+    theirs.log_alpha.double()
+    batches, asked = rows.draw(ROUNDS, 1, BATCH, rng=rng), settings.asked
+    noise = torch.randn(ROUNDS, 1, 2 + 2 * asked, BATCH, ACTIONS, generator=rng)
+    chance = 2 * torch.rand(ROUNDS, 1, asked, BATCH, ACTIONS, generator=rng) - 1
+    # CORL has the actions of a state side by side.
+    units = (part.transpose(0, 1).squeeze(1) for one in noise[:, 0] for part in one.split((1, 1, asked, asked)))
+    uniform = iter(chance[:, 0].transpose(1, 2))
+    monkeypatch.setattr("torch.distributions.normal._standard_normal", lambda *_, **__: next(units))
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda like, *_: like.copy_(next(uniform)))
+    for batch, *drawn in zip(batches, noise, chance, strict=True):
+        learner.update(batch, *drawn)
+        theirs.train(fields(batch[0]))
+    exactly = {"atol": 1e-11}  # the temperature, whose steps are small, tells by as little whether it came first
+    assert_same(learner.policy.parameters[0], learner.policy_shape, actor, first[0], **exactly)
+    modules = *critics, theirs.target_critic_1, theirs.target_critic_2
+    for flat, module, before in zip(learner.values, modules, (*first[1:], *first[1:]), strict=True):
+        assert_same(flat, learner.critic_shape, module, before, **exactly)
+    log_alpha = theirs.log_alpha.constant.data
+    torch.testing.assert_close(learner.log_alpha.parameters[0, 0], log_alpha, rtol=0, **exactly)
