@@ -26,7 +26,7 @@ REFERENCES = {
 }
 COVERAGE = 95
 REPEATS = 2000
-MEAN_REPEATS = 50_000  # quick for means, whose ends then do not move by chance: whether two of them meet is told
+MEAN_REPEATS = 50_000  # means are quick to draw; with fewer it is chance whether intervals that touch overlap
 
 
 class Estimate(NamedTuple):
