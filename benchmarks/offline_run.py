@@ -75,6 +75,7 @@ class OfflineRun:
         self.cell, self.device, self.report = cell, source.device, report
         self.updates = 0
         self.curve: dict[int, list[float]] = {}
+        self.beliefs: dict[int, dict[str, list[float]]] = {}
         self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
         self.watch = Stopwatch(CLOCKS)
         with self.watch.clock("data"):
@@ -139,6 +140,7 @@ class OfflineRun:
             "task": cell.task,
             "curve": curve,
             "final": curve[-1]["scores"],
+            "beliefs": [self._beliefs_at(step) for step in sorted(self.beliefs)],
             "wall_seconds": {name: round(spent, 2) for name, spent in self.watch.wall_seconds().items()},
             "made_on": self.made_on,
             "settings": cell.to_json(),
@@ -157,6 +159,7 @@ class OfflineRun:
         if self.updates % cell.evaluate_every == 0 or self.finished:
             with self.watch.clock("evaluate"):
                 evaluator.submit(self.updates, self.learner.policy_weights())
+                self.beliefs[self.updates] = {name: each.tolist() for name, each in self.learner.beliefs().items()}
         self._collect(evaluator)
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
@@ -175,9 +178,13 @@ class OfflineRun:
 
     def _point(self, step: int) -> dict[str, Any]:
         """One evaluation; a policy that left the numbers has no return."""
-        returns = [round(value, 2) if np.isfinite(value) else None for value in self.curve[step]]
+        returns = _rounded(self.curve[step])
         scores = [None if value is None else round(normalised_score(self.cell.dataset, value), 2) for value in returns]
         return {"step": step, "returns": returns, "scores": scores}
+
+    def _beliefs_at(self, step: int) -> dict[str, Any]:
+        """What the agents thought then; see the learner's."""
+        return {"step": step, **{name: _rounded(each) for name, each in self.beliefs[step].items()}}
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
@@ -188,6 +195,7 @@ class OfflineRun:
                 "made_on": self.made_on,
                 "updates": self.updates,
                 "curve": {str(step): returns for step, returns in self.curve.items()},
+                "beliefs": {str(step): beliefs for step, beliefs in self.beliefs.items()},
                 "seconds": self.watch.wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
@@ -206,6 +214,11 @@ class OfflineRun:
             )
         self.updates, self.made_on = state["updates"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
+        self.beliefs = {int(step): beliefs for step, beliefs in state.get("beliefs", {}).items()}
         self.watch.continue_from(state["seconds"])
         self.learner.load_state_dict(state["learner"])
         self.report(f"continued at update {self.updates:,}")
+
+
+def _rounded(values: list[float]) -> list[float | None]:
+    return [round(value, 2) if np.isfinite(value) else None for value in values]

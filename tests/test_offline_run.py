@@ -37,7 +37,7 @@ STOPS = [12, 16, 24, 32, 36]  # where a stretch ends: every 12 updates, and wher
 BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
 KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise", "seeds", "origin"}
 KEYS |= {"task", "real_rows", "dataset_command", "dataset_digest", "made_on"}
-KEYS |= {"curve", "final", "wall_seconds", "settings"}
+KEYS |= {"curve", "final", "beliefs", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
 
@@ -136,6 +136,8 @@ class TestRun:
         result = run.result()
         assert [point["step"] for point in result["curve"]] == EVALUATIONS
         assert len({point["returns"][0] for point in result["curve"]}) > 1  # it has learnt something in between
+        assert [each["step"] for each in result["beliefs"]] == EVALUATIONS
+        assert result["beliefs"][-1]["value"] == pytest.approx(run.learner.beliefs()["value"].tolist(), abs=0.006)
         assert int(run.learner.updates) == run.updates == STEPS
         assert not (tmp_path / "c").exists()
         assert result.keys() == (KEYS if data == "real" else KEYS | OF_GENERATOR)
@@ -314,6 +316,13 @@ class TestContinuing:
             run = run_through(tmp_path / "c", cell())
         assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
 
+    def test_a_checkpoint_from_before_beliefs_were_noted_goes_on(self, tmp_path, run_through):
+        run_through(tmp_path / "c", cell(), time_limit=0)
+        state = checkpoints.load_checkpoint(tmp_path / "c", offline_run.KIND)
+        del state["beliefs"]
+        checkpoints.save_checkpoint(tmp_path / "c", offline_run.KIND, state)
+        assert [each["step"] for each in run_through(tmp_path / "c", cell()).result()["beliefs"]] == EVALUATIONS
+
     def test_a_release_with_another_algorithm_does_not_go_on(self, tmp_path, run_through, monkeypatch):
         run_through(tmp_path / "c", cell(), time_limit=0)
         settings = Cell._settings
@@ -394,6 +403,7 @@ class TestFailingPolicies:
             assert [point[key][0] is None for point in result["curve"]] == [False, True, True]
             assert [point[key][1] for point in result["curve"]] == [point[key][1] for point in expected["curve"]]
         assert result["final"][0] is None
+        assert [each["value_of_own"][0] is None for each in result["beliefs"]] == [False, True, True]
         json.dumps(result, allow_nan=False)
 
     def test_it_is_remembered_by_a_run_that_goes_on(self, tmp_path, run_through, monkeypatch, same):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from captured import CapturedLearner
 from critics import inputs_of_each, make_critics
-from networks import make_network
-from stacked import Adam, Layers, MlpShape, backward_to_inputs, forward, fused_padded, initialise_as_torch
+from networks import make_network, outputs_for
+from stacked import Adam, Layers, MlpShape, backward_to_inputs, forward, fused_padded, initialise_as_torch, operands
 from tanh_gaussian import Bounds, into_policy, squash
 from torch import Tensor
 
@@ -112,6 +112,32 @@ class OfflineLearner(CapturedLearner):
         self.prepare()
         assert self._learn is not None
         self._learn()
+
+    @torch.no_grad()
+    def beliefs(self) -> dict[str, Tensor]:
+        """What the agents think of a batch that is spread evenly over the rows, on average; each ``(M,)``.
+
+        The smallest value of the critics for actions of the rows, that for the policies' own ones in the same states,
+        and the rewards, as they are scaled. Without them an agent that is led astray looks like one that is slow:
+        values of own actions far above what rewards can add up to are imagined ones.
+        """
+        spec, batch = self.rows.spec, self.hyper.batch_size
+        places = torch.linspace(0, len(self.rows) - 1, batch, dtype=torch.float64).round().long()
+        rows = self.rows.rows[places.to(self.device)].expand(self.agents, -1, -1).contiguous()
+        out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.observations)
+        own = out[..., : spec.action_dim].tanh()
+        critics = operands(self.critic.parameters, self.critic_shape)
+
+        def value(actions: Tensor) -> Tensor:
+            of_each = self.all_asked.shape[1], self.critic_shape.padded_inputs
+            q, _ = forward(critics, inputs_of_each(rows[..., spec.observations], actions, *of_each))
+            return q.view(self.agents, -1, batch).amin(1).mean(1)
+
+        return {
+            "reward": rows[..., spec.rewards.start].mean(1),
+            "value": value(rows[..., spec.actions]),
+            "value_of_own": value(own),
+        }
 
     def policy_weights(self) -> Layers:
         """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""
