@@ -622,6 +622,19 @@ class TestOnGpu:
             assert torch.isfinite(tensor).all(), name
             assert torch.equal(tensor, other.state_dict()[name]), name
 
+    @pytest.mark.parametrize("algo", ["td3bc", "iql", "edac", "td3bc-large"])
+    def test_beliefs_are_those_of_a_cpu(self, algo):
+        learner, _ = self.learned(algo)
+        state = learner.state_dict()
+        found = learner.beliefs()
+        assert all(torch.equal(part, state[name]) for name, part in learner.state_dict().items())
+        build, settings = FULL_SIZE[algo]
+        rows = SharedRows(Transitions(SPEC, transitions(5_000).rows.float()), device=CPU)
+        expected = build(rows, 2, settings, seed=0)
+        expected.load_state_dict(state)
+        for name, value in expected.beliefs().items():
+            torch.testing.assert_close(found[name].cpu(), value, rtol=0.01, atol=0.01)
+
     # IQL's policy weighs rows by the exponential of three times their advantage, which enlarges its error.
     @pytest.mark.parametrize("algo, of_policy", [("td3bc", 0.02), ("iql", 0.04), ("td3bc-large", 0.02)])
     def test_kernels_learn_as_operations_do(self, algo, of_policy):
