@@ -302,6 +302,7 @@ def test_larger_batches_from_many_rows_on_reach_the_trainer(monkeypatch: pytest.
         {"noise_std": 1.4},
         {"held_out": 0.2},
         {"unsquash_actions": True},
+        {"predict_terminated": True},
         {"solver": "heun"},
         {"sampling_steps": 6},
         {"sigma_min": 0.05},
@@ -373,6 +374,83 @@ def test_generated_rows_respect_spaces_constants_and_terminals() -> None:
     assert [column.unique().tolist() for column in rows.actions.T] == [[0, 1, 2], [0, 1, 2, 3, 4, 5]]
     assert rows.rows[:, -1].unique().tolist() == [0.0, 1.0]
     assert generator.rejected == 0
+
+
+def rare_ends(n: int = 4_000, share: float = 0.01) -> Transitions:
+    """Episodes end where the second next observation is among the lowest, which no other column tells."""
+    data = two_modes(n)
+    height = torch.randn(n, generator=torch.Generator().manual_seed(9))
+    data.rows[:, SPEC.next_observations.stop - 1] = height
+    data.rows[:, SPEC.terminated.start] = (height < height.quantile(share)).float()
+    return data
+
+
+def rightly_ended(rows: Tensor, limit: float) -> tuple[float, float]:
+    """Share of the ends that are where they belong, and of the places where they belong that have one."""
+    ended, low = rows[:, SPEC.terminated.start] > 0.5, rows[:, SPEC.next_observations.stop - 1] < limit
+    right = float((ended & low).sum())
+    return right / max(1, int(ended.sum())), right / max(1, int(low.sum()))
+
+
+THOROUGH: dict[str, Any] = {"width": 64, "depth": 2, "steps": 1_500, "batch_size": 256, "sampling_steps": 12}
+
+
+def test_rare_terminals_that_are_predicted_are_where_they_belong_and_as_many_as_there_should_be() -> None:
+    data = rare_ends()
+    limit = float(data.rows[:, SPEC.next_observations.stop - 1].quantile(0.01))
+    found = {}
+    for predict in (False, True):
+        generator = make(predict_terminated=predict, held_out=0.0, patience=None, **THOROUGH)
+        generator.fit(data)
+        rows = generator.sample(20_000).rows
+        found[predict] = (*rightly_ended(rows, limit), float(rows[:, SPEC.terminated.start].mean()))
+    assert max(found[False][:2]) < 0.2 < 0.5 < min(found[True][:2])
+    assert found[True][2] == pytest.approx(0.01, rel=0.25)
+
+
+@pytest.mark.parametrize("solver", ["dpm_solver_2m", "heun"])
+def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are(solver: str) -> None:
+    data = two_modes(4_000)
+    chance = torch.rand(4_000, generator=torch.Generator().manual_seed(3))
+    data.rows[:, SPEC.terminated.start] = (chance < 0.15).float()
+    generator = make(predict_terminated=True, solver=solver, **(THOROUGH | {"steps": 300}))
+    generator.fit(data)
+    assert float(generator.sample(20_000).rows[:, SPEC.terminated.start].mean()) == pytest.approx(0.15, abs=0.03)
+
+
+@pytest.mark.parametrize("flag", [0.0, 1.0])
+def test_terminals_that_are_always_the_same_stay_so_when_they_are_predicted(flag: float) -> None:
+    data = two_modes()
+    data.rows[:, SPEC.terminated.start] = flag
+    generator = make(predict_terminated=True)
+    generator.fit(data)
+    assert (generator.sample(500).rows[:, SPEC.terminated.start] == flag).all()
+
+
+def test_predicted_terminals_are_drawn_anew_for_each_row_and_again_by_the_same_seed() -> None:
+    one, other = (fitted(predict_terminated=True) for _ in range(2))
+    first = one.sample(2_000).rows
+    assert 0 < first[:, -1].mean() < 1
+    assert torch.equal(first, other.sample(2_000).rows)
+    assert not torch.equal(first[:, -1], one.sample(2_000).rows[:, -1])
+
+
+def test_a_file_from_before_terminals_could_be_predicted_goes_on_generating_them(tmp_path: Path) -> None:
+    generator = fitted()
+    state = generator.state_dict()
+    del state["config"]["predict_terminated"]
+    save_checkpoint(tmp_path / "old", KIND, state)
+    loaded = DiffusionGenerator.load(tmp_path / "old", device="cpu")
+    assert loaded.config == generator.config
+    assert_same_future(loaded, generator)
+
+
+def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_not() -> None:
+    generator = fitted()
+    before = generator.state_dict()
+    with pytest.raises(CheckpointError, match="flags"):
+        generator.load_state_dict(fitted(predict_terminated=True).state_dict())
+    assert_same_state(generator.state_dict(), before)
 
 
 def test_generated_actions_stay_within_their_bounds() -> None:

@@ -118,3 +118,5 @@ class StackSampler:
 
         noise = torch.randn(out.shape, dtype=out.dtype, device=self.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))
+        if flags := self.shape.flags:  # their noise has not been used
+            out[..., -flags:] = edm.draw_flags(out[..., -flags:], noise[..., -flags:])

@@ -53,7 +53,8 @@ def draw_problems(
     x = rows.view(-1, dim)[index + offset]
     sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
-    return Problems(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
+    sizes = shape.padded_dim, shape.padded_features
+    return Problems(*edm.corrupt(x, sigma, noise, frequencies, *sizes, dtype, shape.flags))
 
 
 class HeldOutProblems:
@@ -90,5 +91,5 @@ class HeldOutProblems:
         total = torch.zeros(weights.shape[0], dtype=torch.float32, device=weights.device)
         for inputs, features, target in zip(*self._problems, strict=True):
             y, _ = forward(views, inputs, features)
-            edm.squared_error(y, target, total)
+            edm.add_loss(y, target, total, self._shape.flags)
         return total / _HELD_OUT_BATCHES
