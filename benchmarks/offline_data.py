@@ -11,6 +11,7 @@ from learners.augment import AUGMENTATIONS
 from learners.rows import SharedRows
 from offline_settings import Cell
 from stretches import read_result
+from terminals import terminal_counts
 from upsampled import Upsampled
 
 DIGEST = "dataset_digest"  # of the whole set, in results
@@ -60,6 +61,8 @@ class DataSource:
         if cell.synthetic:
             synthetic, made = self._upsampled.rows(cell, dataset)
             about |= {"synthetic_rows": len(synthetic), **made}
+            kinds = {"real": dataset.transitions(), "synthetic": synthetic}
+            about["terminals"] = {kind: terminal_counts(cell.task, rows) for kind, rows in kinds.items()}
         rows = SharedRows(
             None if cell.data == "synther" else dataset.transitions(),
             synthetic,
