@@ -123,6 +123,27 @@ def test_the_readme_sums_up_the_published_table():
         assert scores == found, name
 
 
+def test_what_an_unfinished_run_printed_is_told_as_it_is():
+    def printed(dataset, cell):
+        text = (RESULTS / "offline-unfinished" / dataset / f"{cell}.txt").read_text()
+        lines = re.findall(rf"^{dataset} {cell} update ([\d,]+) of 1,000,000: score (\S+ \+- \S+),", text, re.M)
+        assert len(lines) == len(text.splitlines())
+        return {int(step.replace(",", "")): score for step, score in lines}
+
+    real, synther = (printed("walker2d-medium-regen", f"edac-{data}") for data in ("real", "synther"))
+    assert max(synther) == 850_000 < max(real) == 900_000
+    for text in (
+        f"it has {real[850_000]} after 850,000 updates with real rows and {synther[850_000]} with synthetic ones",
+        f"it never has more than {max(synther.values(), key=lambda score: float(score.split()[0]))}, one seed's",
+    ):
+        assert text in DOCS
+    real_mean, synther_mean = (scores[850_000].split()[0] for scores in (real, synther))
+    assert f"it learnt from real rows ({real_mean}) and not from synthetic ones ({synther_mean})" in README
+    cheetah = [printed("halfcheetah-medium-regen", f"edac-{data}")[850_000] for data in ("real", "synther")]
+    assert f"on halfcheetah medium {cheetah[0]} and {cheetah[1]}. None of this is in a table." in DOCS
+    assert not any((OFFLINE / dataset / "edac-real.json").exists() for dataset in ("walker2d-medium-regen",))
+
+
 def test_the_ablation_in_the_documents_is_that_of_its_files():
     dataset = "halfcheetah-medium-expert-regen"
 
