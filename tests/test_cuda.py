@@ -1,5 +1,7 @@
 """What only a GPU can show; skipped without one."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -32,8 +34,10 @@ def transitions(n=5_000, stack=1, device="cuda"):
     return Transitions(SPEC, (rows[0] if stack == 1 else rows).to(device))
 
 
-def test_same_seed_same_rows_and_other_seed_other_rows():
-    first, again, other = (DiffusionGenerator(SPEC, SMALL, device="cuda", seed=s) for s in (1, 1, 2))
+@pytest.mark.parametrize("predict", [False, True])
+def test_same_seed_same_rows_and_other_seed_other_rows(predict):
+    config = replace(SMALL, predict_terminated=predict)
+    first, again, other = (DiffusionGenerator(SPEC, config, device="cuda", seed=s) for s in (1, 1, 2))
     for generator in (first, again, other):
         generator.fit(transitions(), steps=50)
     rows = [g.sample(6_000).rows for g in (first, again, other)]
@@ -42,9 +46,10 @@ def test_same_seed_same_rows_and_other_seed_other_rows():
     assert not torch.equal(first.sample(6_000).rows, rows[0]), "a second call draws new rows"
 
 
+@pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("stack", [1, 3])
-def test_captured_training_equals_plain_training(monkeypatch, stack):
-    config = GeneratorConfig.fast(width=64, depth=2, embedding=32, precision="fp32")
+def test_captured_training_equals_plain_training(monkeypatch, stack, predict):
+    config = GeneratorConfig.fast(width=64, depth=2, embedding=32, precision="fp32", predict_terminated=predict)
     captured = DiffusionGenerator(SPEC, config, device="cuda", stack=stack)
     report = captured.fit(transitions(stack=stack), steps=40)
     monkeypatch.setattr(trainer_module, "capture", lambda function, rng: function)
@@ -65,6 +70,15 @@ def test_bf16_learns_as_well_as_fp32():
         marginal[precision] = fidelity(real, generator.sample(20_000)).marginal
     assert marginal["bf16"] > 0.97
     assert marginal["bf16"] == pytest.approx(marginal["fp32"], abs=0.01)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_predicted_terminals_are_where_they_belong(precision):
+    config = GeneratorConfig.fast(width=256, depth=3, precision=precision, predict_terminated=True)
+    generator = DiffusionGenerator(SPEC, config, device="cuda")
+    generator.fit(transitions(20_000), steps=3_000)
+    rows = generator.sample(20_000)
+    assert (rows.terminated == (rows.rows[:, 0] > 1.5)).float().mean() > 0.99
 
 
 def test_a_growing_buffer_is_fitted_again_and_again():
