@@ -57,18 +57,18 @@ class DataSource:
         }
         if "command" in dataset.attributes:
             about["dataset_command"] = dataset.attributes["command"]
-        synthetic = None
+        real, synthetic = dataset.transitions(), None
         if cell.synthetic:
             synthetic, made = self._upsampled.rows(cell, dataset)
             about |= {"synthetic_rows": len(synthetic), **made}
-            kinds = {"real": dataset.transitions(), "synthetic": synthetic}
+            kinds = {"real": real, "synthetic": synthetic}
             about["terminals"] = {kind: terminal_counts(cell.task, rows) for kind, rows in kinds.items()}
         rows = SharedRows(
-            None if cell.data == "synther" else dataset.transitions(),
+            None if cell.data == "synther" else real,
             synthetic,
             real_ratio=cell.real_ratio,
             scale_observations=cell.scales_observations,
-            scale_like=dataset.transitions(),  # also where all rows are synthetic, as in the published code
+            scale_like=real,  # also where all rows are synthetic, as in the published code
             reward_scale=self._reward_scale(cell),
             augmentation=AUGMENTATIONS[cell.augment] if cell.augment else None,
             device=self.device,

@@ -178,13 +178,14 @@ class OfflineRun:
 
     def _point(self, step: int) -> dict[str, Any]:
         """One evaluation; a policy that left the numbers has no return."""
-        returns = _rounded(self.curve[step])
+        returns = [_finite(value, ".2f") for value in self.curve[step]]
         scores = [None if value is None else round(normalised_score(self.cell.dataset, value), 2) for value in returns]
         return {"step": step, "returns": returns, "scores": scores}
 
     def _beliefs_at(self, step: int) -> dict[str, Any]:
         """What the agents thought then; see the learner's."""
-        return {"step": step, **{name: _rounded(each) for name, each in self.beliefs[step].items()}}
+        beliefs = self.beliefs[step].items()
+        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in beliefs}}
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
@@ -220,5 +221,6 @@ class OfflineRun:
         self.report(f"continued at update {self.updates:,}")
 
 
-def _rounded(values: list[float]) -> list[float | None]:
-    return [round(value, 2) if np.isfinite(value) else None for value in values]
+def _finite(value: float, digits: str) -> float | None:
+    """Rounded, or None for what is no number."""
+    return float(format(value, digits)) if np.isfinite(value) else None

@@ -49,8 +49,13 @@ _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comp
 _MORE = ("width", "steps")
 _FREE = (*_MORE, "refresh_steps")
 # How the generator was at commits that do not know such a setting.
-_UNKNOWN = {"predict_linearly": False, "noise_mean": -1.2, "noise_std": 1.2, "unsquash_actions": False}
-_UNKNOWN |= {"predict_terminated": False}
+_UNKNOWN = {
+    "predict_linearly": False,
+    "noise_mean": -1.2,
+    "noise_std": 1.2,
+    "unsquash_actions": False,
+    "predict_terminated": False,
+}
 _MIXTURE = "mixed"  # tried on few sets, and so held against the others on those alone
 _DIGEST = "dataset_digest"
 _EDAC_UPDATES = 3_000_000

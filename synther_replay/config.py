@@ -211,6 +211,7 @@ class GeneratorConfig:
             churn_max=self.churn_max,
             churn_noise=self.churn_noise,
             eta=self.eta,
+            flag_level=math.exp(self.noise_mean - 2 * self.noise_std),
         )
 
     def batch_size_for(self, rows: int) -> int:

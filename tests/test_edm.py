@@ -156,7 +156,7 @@ class TestFlags:
         assert torch.equal(target[..., rest], as_ever[2][..., rest])
         assert torch.equal(target[..., -1], x[..., -1])
 
-    def test_its_loss_is_a_weighted_cross_entropy_and_the_gradient_that_of_autograd(self, stream: Stream) -> None:
+    def test_its_loss_is_a_cross_entropy_that_weighs_more_in_the_gradient(self, stream: Stream) -> None:
         rng = stream(1)
         y = torch.randn(3, 10, SHAPE.padded_dim, generator=rng).requires_grad_()
         target = torch.randn(3, 10, SHAPE.dim, generator=rng)
@@ -164,8 +164,8 @@ class TestFlags:
         rest, chance = SHAPE.dim - 1, y[..., SHAPE.dim - 1].sigmoid()
         squares = (y[..., :rest] - target[..., :rest]).square().sum((1, 2))
         surprise = -torch.where(target[..., -1] > 0, chance, 1 - chance).log().sum(1)
-        expected = (squares + edm._FLAG_WEIGHT * surprise) / (10 * SHAPE.dim)
-        (expected_gradient,) = torch.autograd.grad(expected.sum(), y)
+        weighted, expected = ((squares + weight * surprise) / (10 * SHAPE.dim) for weight in (edm._FLAG_WEIGHT, 1))
+        (expected_gradient,) = torch.autograd.grad(weighted.sum(), y)
         total = torch.ones(3)
         gradient = edm.add_loss(y.detach(), target, total, flags=1)
         torch.testing.assert_close(gradient, expected_gradient)
@@ -191,6 +191,11 @@ class TestFlags:
         assert set(drawn.unique().tolist()) <= {0.0, 1.0}
         expected = 1 / (1 + math.exp(-odds))
         assert abs(drawn.mean().item() - expected) <= 4 * math.sqrt(expected * (1 - expected) / 100_000)
+
+    def test_odds_that_are_no_number_give_no_flag(self) -> None:
+        drawn = edm.draw_flags(torch.tensor([math.nan, 40.0, -40.0]), torch.zeros(3))
+        assert drawn.isnan().tolist() == [True, False, False]
+        assert drawn[1:].tolist() == [1.0, 0.0]
 
 
 def test_noise_features_are_level_sines_cosines_and_zeros() -> None:

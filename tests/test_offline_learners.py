@@ -424,7 +424,7 @@ class TestEachLearner:
         assert all(torch.equal(part, before[name]) for name, part in learner.state_dict().items())
         assert torch.equal(learner.rng.get_state(), rng)
         places = [round(k * (len(learner.rows) - 1) / (BATCH - 1)) for k in range(BATCH)]
-        states, actions, rewards, *_ = learner.rows.rows[places].split(WIDTHS, -1)
+        states, actions, *_ = learner.rows.rows[places].split(WIDTHS, -1)
         critics = len(learner.critic.parameters) // AGENTS
         for agent in range(AGENTS):
             own = network(learner.policy.parameters[agent], learner.policy_shape)(states)[:, :ACTIONS].tanh()
@@ -434,7 +434,6 @@ class TestEachLearner:
             for name, chosen in (("value", actions), ("value_of_own", own)):
                 smallest = torch.stack([judge(torch.cat((states, chosen), -1)) for judge in judges]).amin(0)
                 torch.testing.assert_close(beliefs[name][agent], smallest.mean())
-            torch.testing.assert_close(beliefs["reward"][agent], rewards.mean())
 
     def test_goes_on_from_a_state_as_if_nothing_had_happened(self, build):
         whole, stopped, goes_on = build(), build(), build(seed=9)

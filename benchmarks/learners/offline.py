@@ -117,9 +117,9 @@ class OfflineLearner(CapturedLearner):
     def beliefs(self) -> dict[str, Tensor]:
         """What the agents think of a batch that is spread evenly over the rows, on average; each ``(M,)``.
 
-        The smallest value of the critics for actions of the rows, that for the policies' own ones in the same states,
-        and the rewards, as they are scaled. Without them an agent that is led astray looks like one that is slow:
-        values of own actions far above what rewards can add up to are imagined ones.
+        The smallest value of the critics for actions of the rows, and that for the policies' own ones in the same
+        states. Without them an agent that is led astray looks like one that is slow: values far above what rewards can
+        add up to are imagined ones. In a mixture the batch has each kind by its number of rows.
         """
         spec, batch = self.rows.spec, self.hyper.batch_size
         places = torch.linspace(0, len(self.rows) - 1, batch, dtype=torch.float64).round().long()
@@ -129,15 +129,11 @@ class OfflineLearner(CapturedLearner):
         critics = operands(self.critic.parameters, self.critic_shape)
 
         def value(actions: Tensor) -> Tensor:
-            of_each = self.all_asked.shape[1], self.critic_shape.padded_inputs
+            of_each = len(self.critic.parameters) // self.agents, self.critic_shape.padded_inputs
             q, _ = forward(critics, inputs_of_each(rows[..., spec.observations], actions, *of_each))
             return q.view(self.agents, -1, batch).amin(1).mean(1)
 
-        return {
-            "reward": rows[..., spec.rewards.start].mean(1),
-            "value": value(rows[..., spec.actions]),
-            "value_of_own": value(own),
-        }
+        return {"value": value(rows[..., spec.actions]), "value_of_own": value(own)}
 
     def policy_weights(self) -> Layers:
         """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""

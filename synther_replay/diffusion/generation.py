@@ -16,7 +16,10 @@ from synther_replay.seeding import derive_seed
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Which solver and with which constants; the fields are explained in `GeneratorConfig`."""
+    """Which solver and with which constants; the fields are explained in `GeneratorConfig`.
+
+    `flag_level` is the noise level at which flags are predicted, if there are any; see `edm`.
+    """
 
     solver: str
     steps: int
@@ -28,6 +31,7 @@ class SamplerSettings:
     churn_max: float
     churn_noise: float
     eta: float
+    flag_level: float
 
 
 SOLVERS = ("heun", "dpm_solver_2m")
@@ -118,5 +122,8 @@ class StackSampler:
 
         noise = torch.randn(out.shape, dtype=out.dtype, device=self.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))
-        if flags := self.shape.flags:  # their noise has not been used
-            out[..., -flags:] = edm.draw_flags(out[..., -flags:], noise[..., -flags:])
+        if flags := self.shape.flags:
+            noise.normal_(generator=self.rng)
+            level = self.settings.flag_level
+            log_odds = denoise(out + level * noise, level)[..., -flags:]
+            out[..., -flags:] = edm.draw_flags(log_odds, noise[..., -flags:])  # a noise that `denoise` does not see
