@@ -192,8 +192,10 @@ class Cell:
         values = asdict(self)
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
-        if not self.precise:
-            del values["precise"]  # as in results from before there was a choice
+        # As in results from before there was a choice.
+        for settings, name in ((values, "precise"), (values["generator"], "predict_terminated")):
+            if not settings.get(name):
+                settings.pop(name, None)
         scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
         values["algorithm"] = {**asdict(self._settings()), **scaling}
         as_read: dict[str, Any] = json.loads(json.dumps(values))

@@ -129,6 +129,15 @@ def test_published_results_are_those_of_the_settings_that_they_name():
         assert path.name == f"{cell.name}.json"
 
 
+def test_settings_that_came_later_are_noted_where_they_are_chosen():
+    def noted(**changes):
+        settings = make(data="synther", preset="tiny", **changes).to_json()
+        return "precise" in settings, "predict_terminated" in settings["generator"]
+
+    assert noted() == noted(generator={"predict_terminated": False}) == (False, False)
+    assert noted(precise=True, generator={"predict_terminated": True}) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("dataset", "task"),
     [
