@@ -260,7 +260,7 @@ def test_batches_hold_exactly_their_share_of_synthetic_rows(fake, real_ratio, ex
 def test_real_and_synthetic_rows_are_shuffled(fake):
     buffer = filled(generator=fake, real_ratio=0.5)
     buffer.upsample(50)
-    patterns = {tuple(number < 0 for number in numbers(buffer.sample(16))) for _ in range(5)}
+    patterns = {tuple(number < 0 for number in numbers(buffer.sample(64))) for _ in range(5)}
     assert len(patterns) == 5
 
 
