@@ -61,7 +61,7 @@ class GeneratorConfig:
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
     unsquash_actions: bool = False  # whether bounded actions are modelled as they were before a policy's tanh
-    predict_terminated: bool = False  # whether `terminated` follows from the rest of a row, or is generated beside it
+    predict_terminated: bool = False  # whether a classifier says what is `terminated`, or it is generated like the rest
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -196,7 +196,7 @@ class GeneratorConfig:
         `embedding` has units gets half as many units again as it has codes, unless it is to be squeezed.
         """
         embedding = self.embedding if self.squeeze_rows or dim <= self.embedding else -(-3 * dim // 16) * 8
-        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier, flags=int(self.predict_terminated))
+        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier)
 
     def sampler(self) -> SamplerSettings:
         """The sampling part."""
@@ -211,7 +211,6 @@ class GeneratorConfig:
             churn_max=self.churn_max,
             churn_noise=self.churn_noise,
             eta=self.eta,
-            flag_level=math.exp(self.noise_mean - 2 * self.noise_std),
         )
 
     def batch_size_for(self, rows: int) -> int:

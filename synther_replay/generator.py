@@ -1,4 +1,4 @@
-"""DiffusionGenerator: codec and diffusion behind `fit` and `sample`."""
+"""DiffusionGenerator: codec, diffusion and classifier of ends behind `fit` and `sample`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.generation import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
+from synther_replay.ends import EndClassifier
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
-from synther_replay.seeding import derive_seed
+from synther_replay.seeding import derive_seed, generator_for
 from synther_replay.splitting import split_held_out
 from synther_replay.transitions import Transitions, TransitionSpec
 
@@ -106,6 +107,7 @@ class DiffusionGenerator:
         self._draws = 0
         self._fitted = False
         self._codec = self._new_codec()
+        self._ends: EndClassifier | None = None
         self._build_models()
 
     @property
@@ -160,15 +162,16 @@ class DiffusionGenerator:
         )
         codec = self._new_codec()
         codec.fit(rows)
-        train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
-        before = self._codec, self._fitted
+        codes = codec.encode(rows)
+        train, held_out = split_held_out(rows, codes, self.config.held_out)
+        before = self._codec, self._ends, self._fitted
         try:
             with self._trainer.undone_on_failure():
                 result = self._train(train, held_out, plan, progress)
-                self._codec, self._fitted = codec, True
+                self._codec, self._ends, self._fitted = codec, self._classify_ends(codes), True
                 self._load_sampler()
         except BaseException:
-            self._codec, self._fitted = before
+            self._codec, self._ends, self._fitted = before
             self._load_sampler()
             raise
         held = result.held_out_loss
@@ -253,15 +256,26 @@ class DiffusionGenerator:
             "rejected": self.rejected,
             "fitted": self._fitted,
             "codec": self._codec.state_dict(),
+            "ends": None if self._ends is None else self._ends.state_dict(),
             "trainer": self._trainer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; a state of another spec, network or stack is refused and changes nothing."""
-        mine = {"spec": self.spec.to_json(), "network": vars(self._trainer.shape), "stack": self.stack}
+        mine = {
+            "spec": self.spec.to_json(),
+            "network": vars(self._trainer.shape),
+            "predict_terminated": self.config.predict_terminated,
+            "stack": self.stack,
+        }
         try:
-            network = vars(GeneratorConfig.from_json(state["config"]).network(self._codec.code_dim))
-            theirs = {"spec": state["spec"], "network": network, "stack": state["stack"]}
+            config = GeneratorConfig.from_json(state["config"])
+            theirs = {
+                "spec": state["spec"],
+                "network": vars(config.network(self._codec.code_dim)),
+                "predict_terminated": config.predict_terminated,
+                "stack": state["stack"],
+            }
             seed, draws, rejected = (whole_number(k, state[k], least=0) for k in ("seed", "draws", "rejected"))
             fitted = bool(state["fitted"])
             codec = self._new_codec()
@@ -271,12 +285,15 @@ class DiffusionGenerator:
                     raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
             if fitted and not codec.statistics:
                 raise CheckpointError("state: it is fitted but has no statistics")
+            ends = None
+            if fitted and config.predict_terminated:
+                ends = EndClassifier.from_state(state["ends"], self.stack, codec.code_dim - 1, self.device)
             self._trainer.load_state_dict(state["trainer"])
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"state: it does not describe a generator of this release ({error!r})") from error
-        self._codec, self._fitted = codec, fitted
+        self._codec, self._ends, self._fitted = codec, ends, fitted
         self.seed = self._trainer.seed = seed
         self._draws, self.rejected = draws, rejected
         self._load_sampler()
@@ -305,6 +322,12 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
+    def _classify_ends(self, codes: Tensor) -> EndClassifier | None:
+        if not self.config.predict_terminated:
+            return None
+        seed = derive_seed(self.seed, 5, self._trainer.fits)
+        return EndClassifier.fit(codes[..., :-1], codes[..., -1], batch_size=self.config.batch_size, seed=seed)
+
     def _load_sampler(self) -> None:
         self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
 
@@ -331,8 +354,12 @@ class DiffusionGenerator:
             here = slice(start, start + codes.shape[1])
             rows[:, here], valid = self._codec.decode(codes)
             invalid[:, here] = ~valid
+            if self._ends is not None:  # they are told by the rows as they will be seen, not by the codes before
+                seen = self._codec.encode(rows[:, here])[..., :-1]
+                rows[:, here, self.spec.terminated] = self._ends.draw(seen, chance)[..., None]
 
         self._draws += 1
+        chance = generator_for(self.device, self.seed, 6, self._draws)
         with torch.autocast(self.device.type, enabled=False):
             self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
         self.rejected += int(invalid.sum())

@@ -232,12 +232,10 @@ def test_json_is_checked_like_everything_else() -> None:
 def test_network_and_sampler_get_their_settings() -> None:
     config = GeneratorConfig(
         width=40, depth=2, embedding=24, fourier=6, solver="heun", sampling_steps=5, sigma_min=0.1, sigma_max=9.0,
-        rho=3.0, churn=1.0, churn_min=0.2, churn_max=8.0, churn_noise=1.1, eta=0.7, noise_mean=-1.0, noise_std=0.5,
+        rho=3.0, churn=1.0, churn_min=0.2, churn_max=8.0, churn_noise=1.1, eta=0.7,
     )  # fmt: skip
     assert config.network(11) == NetworkShape(dim=11, width=40, depth=2, embedding=24, fourier=6)
-    predicting = dataclasses.replace(config, predict_terminated=True)
-    assert predicting.network(11) == dataclasses.replace(config.network(11), flags=1)
     assert config.sampler() == SamplerSettings(
         solver="heun", steps=5, sigma_min=0.1, sigma_max=9.0, rho=3.0, churn=1.0, churn_min=0.2, churn_max=8.0,
-        churn_noise=1.1, eta=0.7, flag_level=math.exp(-2.0),
+        churn_noise=1.1, eta=0.7,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def _our_output(model: _Textbook, x: Tensor, sigma: Tensor, noise: Tensor) -> tu
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
     total = torch.zeros(len(y), dtype=torch.float64)
-    edm.add_loss(y, target, total)
+    edm.squared_error(y, target, total)
     return total
 
 
@@ -104,7 +103,7 @@ def test_the_gradient_of_the_loss_is_that_of_autograd_and_zero_on_padding(stream
     expected = (y[..., : SHAPE.dim] - target).square().mean((1, 2))
     (expected_gradient,) = torch.autograd.grad(expected.sum(), y)
     total = torch.tensor([0.0, 1.0, 2.0])
-    gradient = edm.add_loss(y.detach(), target, total)
+    gradient = edm.squared_error(y.detach(), target, total)
     torch.testing.assert_close(gradient, expected_gradient)
     assert not gradient[..., SHAPE.dim :].any()
     torch.testing.assert_close(total, expected.detach() + torch.tensor([0.0, 1.0, 2.0]))  # losses are added up
@@ -130,72 +129,6 @@ def test_denoise_returns_float32_rows_from_a_bfloat16_network(stream: Stream) ->
     assert rough.dtype == torch.float32
     # What goes around the network is not rounded: at a small noise level hardly anything comes from inside it.
     assert (rough - exact).abs().max() < 1e-3
-
-
-class TestFlags:
-    """The last column is a flag that is predicted from the others."""
-
-    SHAPE = replace(SHAPE, flags=1)
-    WIDTHS = (SHAPE.padded_dim, SHAPE.padded_features, torch.float64)
-
-    def problem(self, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        x, sigma, noise = _problem(2, rng)
-        x[..., -1] = (x[..., -1] > 0.5).double()
-        return x, sigma, noise
-
-    def test_the_network_sees_the_rest_of_the_row_as_ever_and_nothing_of_the_flag(self, stream: Stream) -> None:
-        rng = stream(0)
-        model, (x, sigma, noise) = _Textbook(2, rng), self.problem(rng)
-        inputs, features, target = edm.corrupt(x, sigma, noise, model.frequencies, *self.WIDTHS, flags=1)
-        as_ever = edm.corrupt(x, sigma, noise, model.frequencies, *self.WIDTHS)
-        rest = slice(0, SHAPE.dim - 1)
-        assert torch.equal(inputs[..., rest], as_ever[0][..., rest])
-        assert not inputs[..., SHAPE.dim - 1 :].any()
-        assert inputs.shape == as_ever[0].shape
-        assert torch.equal(features, as_ever[1])
-        assert torch.equal(target[..., rest], as_ever[2][..., rest])
-        assert torch.equal(target[..., -1], x[..., -1])
-
-    def test_its_loss_is_a_cross_entropy_that_weighs_more_in_the_gradient(self, stream: Stream) -> None:
-        rng = stream(1)
-        y = torch.randn(3, 10, SHAPE.padded_dim, generator=rng).requires_grad_()
-        target = torch.randn(3, 10, SHAPE.dim, generator=rng)
-        target[..., -1] = (target[..., -1] > 0).float()
-        rest, chance = SHAPE.dim - 1, y[..., SHAPE.dim - 1].sigmoid()
-        squares = (y[..., :rest] - target[..., :rest]).square().sum((1, 2))
-        surprise = -torch.where(target[..., -1] > 0, chance, 1 - chance).log().sum(1)
-        weighted, expected = ((squares + weight * surprise) / (10 * SHAPE.dim) for weight in (edm._FLAG_WEIGHT, 1))
-        (expected_gradient,) = torch.autograd.grad(weighted.sum(), y)
-        total = torch.ones(3)
-        gradient = edm.add_loss(y.detach(), target, total, flags=1)
-        torch.testing.assert_close(gradient, expected_gradient)
-        torch.testing.assert_close(total, 1 + expected.detach())
-
-    @pytest.mark.parametrize("sigma", [0.002, 1.0, 80.0])
-    def test_denoised_rows_have_the_log_odds_in_its_place(self, sigma: float, stream: Stream) -> None:
-        rng = stream(2)
-        model = _Textbook(2, rng)
-        x = torch.randn(2, 20, SHAPE.dim, generator=rng).double() * math.hypot(1, sigma)
-        found = edm.denoise(model.weights, self.SHAPE, model.frequencies, x, sigma)
-        unseen = torch.cat((x[..., :-1], torch.zeros_like(x[..., -1:])), -1)
-        levels = torch.full((2, 20, 1), sigma, dtype=torch.float64)
-        torch.testing.assert_close(found[..., :-1], model.denoise(unseen, levels)[..., :-1], rtol=1e-6, atol=1e-6)
-        odds = model.network(unseen / math.hypot(1, sigma), levels.log() / 4)[..., -1]
-        torch.testing.assert_close(found[..., -1], odds, rtol=1e-6, atol=1e-6)
-        other = torch.cat((x[..., :-1], 5 + x[..., -1:]), -1)
-        assert torch.equal(edm.denoise(model.weights, self.SHAPE, model.frequencies, other, sigma), found)
-
-    @pytest.mark.parametrize("odds", [-40.0, -3.0, 0.0, 1.5, 40.0])
-    def test_flags_are_drawn_with_their_probability(self, odds: float, stream: Stream) -> None:
-        drawn = edm.draw_flags(torch.full((100_000,), odds), torch.randn(100_000, generator=stream(3)))
-        assert set(drawn.unique().tolist()) <= {0.0, 1.0}
-        expected = 1 / (1 + math.exp(-odds))
-        assert abs(drawn.mean().item() - expected) <= 4 * math.sqrt(expected * (1 - expected) / 100_000)
-
-    def test_odds_that_are_no_number_give_no_flag(self) -> None:
-        drawn = edm.draw_flags(torch.tensor([math.nan, 40.0, -40.0]), torch.zeros(3))
-        assert drawn.isnan().tolist() == [True, False, False]
-        assert drawn[1:].tolist() == [1.0, 0.0]
 
 
 def test_noise_features_are_level_sines_cosines_and_zeros() -> None:

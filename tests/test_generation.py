@@ -27,7 +27,6 @@ SETTINGS = SamplerSettings(
     churn_max=50.0,
     churn_noise=1.003,
     eta=0.0,
-    flag_level=0.05,
 )
 
 

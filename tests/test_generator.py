@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from synther_replay import ends as ends_module
 from synther_replay import generator as generator_module
 from synther_replay.checkpoint import save_checkpoint
 from synther_replay.checks import resolve_device
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion import trainer as trainer_module
-from synther_replay.diffusion.network import Weights
 from synther_replay.diffusion.problems import HeldOutProblems
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator
@@ -404,20 +404,13 @@ def rightly_ended(rows: Tensor, limit: float) -> tuple[float, float]:
 THOROUGH: dict[str, Any] = {"width": 64, "depth": 2, "steps": 1_500, "batch_size": 256, "sampling_steps": 12}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"sigma_min": 0.002}, {"solver": "heun", "churn": 20.0, "sampling_steps": 24}, {"eta": 1.0}],
-    ids=["plain", "to a low noise level", "heun with churn", "with noise"],
-)
-def test_rare_terminals_that_are_predicted_are_where_they_belong(changes: dict[str, Any]) -> None:
+def test_rare_terminals_that_are_predicted_are_where_they_belong() -> None:
     data, stack = rare_ends(), 3
     limit = float(data.rows[:, SPEC.next_observations.stop - 1].quantile(0.01))
-    generator = make(stack=stack, predict_terminated=True, held_out=0.0, patience=None, **(THOROUGH | changes))
+    generator = make(stack=stack, predict_terminated=True, held_out=0.0, patience=None, **THOROUGH)
     generator.fit(Transitions(SPEC, data.rows.expand(stack, -1, -1)))
     for rows in generator.sample(20_000).rows:
-        assert min(rightly_ended(rows, limit)) > 0.35
-        ends = rows[:, SPEC.terminated.start].sum()
-        assert ends == pytest.approx(int((rows[:, SPEC.next_observations.stop - 1] < limit).sum()), rel=0.4)
+        assert min(rightly_ended(rows, limit)) > 0.6
 
 
 def test_rare_terminals_that_are_generated_are_not() -> None:
@@ -428,12 +421,17 @@ def test_rare_terminals_that_are_generated_are_not() -> None:
     assert max(rightly_ended(generator.sample(20_000).rows, limit)) < 0.2
 
 
-@pytest.mark.parametrize("solver", ["dpm_solver_2m", "heun"])
-def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are(solver: str) -> None:
+def test_predicted_terminals_change_nothing_but_terminals() -> None:
+    generated, predicted = (fitted(predict_terminated=predict).sample(1_000).rows for predict in (False, True))
+    assert torch.equal(generated[:, :-1], predicted[:, :-1])
+    assert not torch.equal(generated[:, -1], predicted[:, -1])
+
+
+def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -> None:
     data = foretold_by_nothing(4_000)
-    generator = make(predict_terminated=True, solver=solver, **(THOROUGH | {"steps": 300}))
+    generator = make(predict_terminated=True, **(THOROUGH | {"steps": 300}))
     generator.fit(data)
-    assert float(generator.sample(20_000).rows[:, SPEC.terminated.start].mean()) == pytest.approx(0.15, abs=0.03)
+    assert float(generator.sample(20_000).rows[:, SPEC.terminated.start].mean()) == pytest.approx(0.15, abs=0.05)
 
 
 def test_flags_of_one_model_may_be_constant_where_those_of_another_are_not() -> None:
@@ -443,15 +441,6 @@ def test_flags_of_one_model_may_be_constant_where_those_of_another_are_not() -> 
     generator.fit(Transitions(SPEC, rows))
     shares = generator.sample(2_000).rows[..., SPEC.terminated.start].mean(1)
     assert shares[0] == 0 < shares[1] < 1
-
-
-def test_a_row_whose_terminal_is_no_number_is_thrown_away() -> None:
-    generator = fitted(predict_terminated=True)
-    shape = generator._trainer.shape
-    bias = Weights.of(generator._sampler.weights, shape).out_bias
-    bias[..., shape.dim - 1] = math.nan
-    with pytest.raises(GenerationError):
-        generator.sample(10)
 
 
 def test_predicted_terminals_are_drawn_anew_for_each_row_and_again_by_the_same_seed() -> None:
@@ -465,7 +454,7 @@ def test_predicted_terminals_are_drawn_anew_for_each_row_and_again_by_the_same_s
 def test_a_file_from_before_terminals_could_be_predicted_goes_on_generating_them(tmp_path: Path) -> None:
     generator = fitted()
     state = generator.state_dict()
-    del state["config"]["predict_terminated"]
+    del state["config"]["predict_terminated"], state["ends"]
     save_checkpoint(tmp_path / "old", KIND, state)
     loaded = DiffusionGenerator.load(tmp_path / "old", device="cpu")
     assert loaded.config == generator.config
@@ -475,9 +464,42 @@ def test_a_file_from_before_terminals_could_be_predicted_goes_on_generating_them
 def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_not() -> None:
     generator = fitted()
     before = generator.state_dict()
-    with pytest.raises(CheckpointError, match="flags"):
+    with pytest.raises(CheckpointError, match="predict_terminated"):
         generator.load_state_dict(fitted(predict_terminated=True).state_dict())
     assert_same_state(generator.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda ends: None,
+        lambda ends: {},
+        lambda ends: {**ends, "w1": ends["w1"][:, 1:]},
+        lambda ends: {**ends, "base": 0.0},
+        lambda ends: {**ends, "w4": ends["w3"]},
+    ],
+    ids=["no classifier", "empty", "another number of inputs", "a number", "one layer more"],
+)
+def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(damage: Any) -> None:
+    generator, other = (fitted(predict_terminated=True, seed=seed) for seed in (0, 1))
+    before, state = generator.state_dict(), other.state_dict()
+    with pytest.raises(CheckpointError):
+        generator.load_state_dict({**state, "ends": damage(state["ends"])})
+    assert_same_state(generator.state_dict(), before)
+
+
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_a_classifier_of_ends_that_diverges_undoes_the_whole_fit(
+    from_scratch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = fitted(predict_terminated=True)
+    before = generator.state_dict()
+    monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1e30)
+    with pytest.raises(DivergedError, match="ends"):
+        generator.fit(two_modes(), from_scratch=from_scratch)
+    assert_same_state(generator.state_dict(), before)
+    monkeypatch.undo()
+    assert generator.fit(two_modes()).steps > 0
 
 
 def test_generated_actions_stay_within_their_bounds() -> None:

@@ -357,14 +357,14 @@ def _assert_as_if_nothing_happened(trainer: StackTrainer, before: dict[str, Any]
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
 @pytest.mark.parametrize("from_scratch", [False, True])
-@pytest.mark.parametrize("place", ["edm.add_loss", "backward", "forward"])
+@pytest.mark.parametrize("place", ["edm.squared_error", "backward", "forward"])
 def test_an_accident_in_the_middle_of_a_step_changes_nothing(
     place: str, from_scratch: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make()
     trainer.fit(rows(), rows(seed=1), PLAN)
     before, calls = trainer.state_dict(), 0
-    owner, name = (trainer_module.edm, "add_loss") if "." in place else (trainer_module, place)
+    owner, name = (trainer_module.edm, "squared_error") if "." in place else (trainer_module, place)
     original = getattr(owner, name)
 
     def accident(*args: Any, **kwargs: Any) -> Any:

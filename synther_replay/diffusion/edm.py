@@ -7,11 +7,6 @@
 The paper's loss weight, ``(sigma^2 + 1) / sigma^2``, is ``1 / c_out^2``. So the weighted denoising loss is the plain
 squared error between the network F and ``(x - c_skip * y) / c_out = (sigma * x - noise) / sqrt(sigma^2 + 1)``,
 which is how it is computed here: no division by a small sigma, and no denoised row has to be formed.
-
-The last columns of a row may be flags, 0 or 1, that are not denoised but predicted: the network does not see them, and
-says with what probability they are 1 in the row whose noised rest it sees: its output is the log-odds, its loss the
-cross-entropy. Of a generated row it is asked at a noise level that is low and yet common in training: below that, what
-it says is a guess, which `c_out` makes harmless in all other columns.
 """
 
 from __future__ import annotations
@@ -25,10 +20,6 @@ from torch import Tensor
 
 from synther_replay.acceleration import fused
 from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
-
-# A flag counts in the gradient as much as so many other columns: where it is rarely 1, hardly a row teaches anything
-# about it. Tried on walker2d with a small network: with 10 most rare ends were missed, with 300 too many rows fell.
-_FLAG_WEIGHT = 50.0
 
 
 class NoiseLevels(NamedTuple):
@@ -61,14 +52,7 @@ def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:
 
 @fused
 def corrupt(
-    x: Tensor,
-    sigma: Tensor,
-    noise: Tensor,
-    frequencies: Tensor,
-    width: int,
-    features: int,
-    dtype: torch.dtype,
-    flags: int = 0,
+    x: Tensor, sigma: Tensor, noise: Tensor, frequencies: Tensor, width: int, features: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Turn clean rows into a regression problem for the network.
 
@@ -80,55 +64,29 @@ def corrupt(
         width: Padded row width.
         features: Padded feature width.
         dtype: Type in which the network computes.
-        flags: How many of the last columns are predicted.
 
     Returns:
         Network input ``(..., M, B, width)``, noise features ``(..., M, B, features)``, target ``(..., M, B, dim)``.
     """
     c_in = (sigma * sigma + 1).rsqrt()
-    seen = x.shape[-1] - flags
-    inputs = F.pad(((x + sigma * noise) * c_in)[..., :seen], (0, width - seen))
+    inputs = F.pad((x + sigma * noise) * c_in, (0, width - x.shape[-1]))
     target = (sigma * x - noise) * c_in
-    if flags:
-        target = torch.cat((target[..., :seen], x[..., seen:]), dim=-1)
     return inputs.to(dtype), noise_features(sigma.log() / 4, frequencies, features).to(dtype), target
 
 
 @fused
-def add_loss(y: Tensor, target: Tensor, total: Tensor, flags: int = 0) -> Tensor:
-    """Add the mean loss of each model to `total`, ``(M,)``; return its gradient, ``(M, B, padded_dim)``.
-
-    Flags weigh more in the gradient alone: the loss is what decides how long to train, for all columns.
-    """
+def squared_error(y: Tensor, target: Tensor, total: Tensor) -> Tensor:
+    """Add the mean squared error of each model to `total`, ``(M,)``; return its gradient, ``(M, B, padded_dim)``."""
     dim = target.shape[-1]
-    answer = y[..., :dim].float()
-    error = answer - target
-    share = 1 / (error.shape[1] * dim)
-    loss, gradient = error.square(), error * (2 * share)
-    if flags:
-        log_odds, flag = answer[..., -flags:], target[..., -flags:]
-        surprise = F.binary_cross_entropy_with_logits(log_odds, flag, reduction="none")
-        loss = torch.cat((loss[..., :-flags], surprise), dim=-1)
-        of_flags = (log_odds.sigmoid() - flag) * (_FLAG_WEIGHT * share)
-        gradient = torch.cat((gradient[..., :-flags], of_flags), dim=-1)
-    total += loss.mean((1, 2))
-    return F.pad(gradient, (0, y.shape[-1] - dim)).to(y.dtype)
+    error = y[..., :dim].float() - target
+    gradient = F.pad(error * (2 / (error.shape[1] * dim)), (0, y.shape[-1] - dim))
+    total += error.square().mean((1, 2))
+    return gradient.to(y.dtype)
 
 
 @fused
-def draw_flags(log_odds: Tensor, noise: Tensor) -> Tensor:
-    """Flags with these log-odds: 1 where standard normal `noise` lies in as large a lower part of its distribution.
-
-    What is no number stays so, for the row to be thrown away.
-    """
-    chance = log_odds.sigmoid()
-    return torch.where(chance.isnan(), chance, (torch.special.ndtr(noise) < chance).to(chance.dtype))
-
-
-@fused
-def _scaled_input(x: Tensor, sigma: Tensor, width: int, dtype: torch.dtype, flags: int) -> Tensor:
-    seen = x.shape[-1] - flags
-    return F.pad((x * (sigma * sigma + 1).rsqrt())[..., :seen], (0, width - seen)).to(dtype)
+def _scaled_input(x: Tensor, sigma: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    return F.pad(x * (sigma * sigma + 1).rsqrt(), (0, width - x.shape[-1])).to(dtype)
 
 
 @fused
@@ -137,16 +95,14 @@ def _level_features(sigma: Tensor, frequencies: Tensor, width: int, dtype: torch
 
 
 @fused
-def _denoised(x: Tensor, y: Tensor, sigma: Tensor, flags: int) -> Tensor:
+def _denoised(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
     variance = sigma * sigma + 1
-    answer = y[..., : x.shape[-1]].float()
-    row = x / variance + answer * (sigma * variance.rsqrt())
-    return torch.cat((row[..., :-flags], answer[..., -flags:]), dim=-1) if flags else row
+    return x / variance + y[..., : x.shape[-1]].float() * (sigma * variance.rsqrt())
 
 
 def denoise(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float) -> Tensor:
-    """``D(x; sigma)`` for rows ``(M, B, dim)`` that share one noise level; in place of flags their log-odds."""
+    """``D(x; sigma)`` for rows ``(M, B, dim)`` that share one noise level."""
     level = x.new_full((1, 1, 1), sigma)  # on the device: a number would be compiled in, once for every noise level
     features = _level_features(level, frequencies, shape.padded_features, w.out.dtype)
-    inputs = _scaled_input(x, level, shape.padded_dim, w.out.dtype, shape.flags)
-    return _denoised(x, forward_at_one_level(w, inputs, features), level, shape.flags)
+    y = forward_at_one_level(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features)
+    return _denoised(x, y, level)

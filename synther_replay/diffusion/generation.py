@@ -16,10 +16,7 @@ from synther_replay.seeding import derive_seed
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Which solver and with which constants; the fields are explained in `GeneratorConfig`.
-
-    `flag_level` is the noise level at which flags are predicted, if there are any; see `edm`.
-    """
+    """Which solver and with which constants; the fields are explained in `GeneratorConfig`."""
 
     solver: str
     steps: int
@@ -31,7 +28,6 @@ class SamplerSettings:
     churn_max: float
     churn_noise: float
     eta: float
-    flag_level: float
 
 
 SOLVERS = ("heun", "dpm_solver_2m")
@@ -122,8 +118,3 @@ class StackSampler:
 
         noise = torch.randn(out.shape, dtype=out.dtype, device=self.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))
-        if flags := self.shape.flags:
-            noise.normal_(generator=self.rng)
-            level = self.settings.flag_level
-            log_odds = denoise(out + level * noise, level)[..., -flags:]
-            out[..., -flags:] = edm.draw_flags(log_odds, noise[..., -flags:])  # a noise that `denoise` does not see

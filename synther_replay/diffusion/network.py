@@ -43,7 +43,6 @@ class NetworkShape:
         depth: Number of residual blocks.
         embedding: Units in which noise level and row meet, a multiple of 8.
         fourier: Number of random Fourier features of the noise level, even.
-        flags: How many of the last columns are predicted from the others; see `edm`.
     """
 
     dim: int
@@ -51,7 +50,6 @@ class NetworkShape:
     depth: int = 6
     embedding: int = 128
     fourier: int = 16
-    flags: int = 0
 
     @property
     def padded_dim(self) -> int:

@@ -53,8 +53,7 @@ def draw_problems(
     x = rows.view(-1, dim)[index + offset]
     sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
-    sizes = shape.padded_dim, shape.padded_features
-    return Problems(*edm.corrupt(x, sigma, noise, frequencies, *sizes, dtype, shape.flags))
+    return Problems(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
 
 
 class HeldOutProblems:
@@ -91,5 +90,5 @@ class HeldOutProblems:
         total = torch.zeros(weights.shape[0], dtype=torch.float32, device=weights.device)
         for inputs, features, target in zip(*self._problems, strict=True):
             y, _ = forward(views, inputs, features)
-            edm.add_loss(y, target, total, self._shape.flags)
+            edm.squared_error(y, target, total)
         return total / _HELD_OUT_BATCHES

@@ -303,7 +303,7 @@ class StackTrainer:
         gradient = Weights.of(self.optimiser.gradient, self.shape)
         for k in range(steps):
             y, kept = forward(weights, inputs[k], features[k])
-            backward(weights, kept, edm.add_loss(y, targets[k], self.loss_sum, self.shape.flags), gradient)
+            backward(weights, kept, edm.squared_error(y, targets[k], self.loss_sum), gradient)
             self.optimiser.step(rates[k])
         self.optimiser.update_average(self.average_weight)
 
