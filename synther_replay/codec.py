@@ -83,6 +83,8 @@ class TransitionCodec:
         )
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
+        of_reward = plain.index(spec.rewards.start)
+        self._what_happened = torch.tensor([c for c in range(self.code_dim - 1) if c != of_reward], device="cpu")
         self.statistics: dict[str, Tensor] = {}
 
     def fit(self, rows: Tensor) -> None:
@@ -120,6 +122,10 @@ class TransitionCodec:
         values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
         digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
+
+    def what_happened(self, codes: Tensor) -> Tensor:
+        """The codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
+        return codes[..., self._what_happened]
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Codes ``(M, n, code_dim)`` to rows ``(M, n, dim)``, and which of them are finite, bool ``(M, n)``."""

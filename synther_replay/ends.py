@@ -1,8 +1,13 @@
 """Where episodes end: a classifier that tells from the rest of a row whether it is `terminated`.
 
-A denoiser sees rare ends rarely, and then as one column among many; it learns how often they are, but not well where.
-Nearly always they follow from the rest of the row, such as a body that is too low. So this small network looks at rows
-without noise, and at as many that end as do not: what it says is then put right for how many end in truth.
+A denoiser sees rare ends rarely, and then as one column among many: it learns how often they are, but not well where.
+They nearly always follow from what happened, such as a body that is too low, so a small network that looks at rows
+without noise finds them. Of the reward it knows nothing. Many tasks pay another reward with the end, by which all ends
+of real rows are easily told; but a generated reward is only nearly right, and so would be the ends.
+
+It learns in two rounds. In the first, half of the rows that it sees have an end; what it says then picks out those
+without one that look most as if they had. In the second it sees these as often as the others, each kind weighted by how
+many there are, so that its chances are those of the data.
 """
 
 from __future__ import annotations
@@ -18,8 +23,12 @@ from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.seeding import generator_for
 
 _WIDTH = 256
-_STEPS = 1_000
-_LEARNING_RATE = 3e-3  # annealed to zero by a cosine
+_STEPS = (500, 1_500)  # of the two rounds
+_LEARNING_RATE = 3e-3  # annealed to zero by a cosine over both
+_FIRST_SCALE = 0.03  # of the weights: small ones grow only for the few inputs that tell the ends
+_DOUBTFUL = 10  # so many rows without an end are picked out for each that has one
+_CHUNK = 65_536  # rows judged at a time
+_SURE = 30.0  # log-odds of what is certain, as far as training needs a number for it
 
 
 class EndClassifier(NamedTuple):
@@ -38,39 +47,49 @@ class EndClassifier(NamedTuple):
         """Learn which rows end.
 
         Args:
-            inputs: Codes of each model's rows without their flags, ``(M, n, inputs)``.
-            ends: The flags, 0 or 1, ``(M, n)``.
-            batch_size: Rows per step, half of them with an end.
+            inputs: What each model's rows are told by, ``(M, n, inputs)``.
+            ends: Their flags, 0 or 1, ``(M, n)``.
+            batch_size: Rows per step.
             seed: The same seed gives the same classifiers on the same device.
 
         Raises:
             DivergedError: A weight became NaN or infinite.
         """
         rng = generator_for(inputs.device, seed)
-        in_order = ends.argsort(dim=1, stable=True)  # those without an end come first
-        with_end = ends.sum(1, keepdim=True).long()
-        without = ends.shape[1] - with_end
-        half = -(-batch_size // 2)
         with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
-            untrained = cls._initial(inputs.shape[0], inputs.shape[2], rng)
-            weights = [w.requires_grad_() for w in untrained[:-1]]
-            optimiser = torch.optim.Adam(weights, lr=_LEARNING_RATE)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
-            for _ in range(_STEPS):
-                places = torch.cat((_draw(without, half, rng), without + _draw(with_end, half, rng)), dim=1)
-                # where all rows are of one kind, the other has no places: the last row stands in, as what it is
-                chosen = in_order.gather(1, places.clamp(max=ends.shape[1] - 1))
-                rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
-                loss = F.binary_cross_entropy_with_logits(untrained.log_odds(rows), ends.gather(1, chosen))
-                optimiser.zero_grad()
-                (loss * len(inputs)).backward()
-                optimiser.step()
-                schedule.step()
-        base = with_end.double().log() - without.double().log()
-        fitted = cls._make((*(w.detach() for w in weights), base.float()))
-        if not all(bool(w.isfinite().all()) for w in fitted[:-1]):
+            model = cls._initial(inputs.shape[0], inputs.shape[2], rng)
+            optimiser = torch.optim.Adam([w.requires_grad_() for w in model[:-1]], lr=_LEARNING_RATE)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, sum(_STEPS))
+
+            def learn(model: EndClassifier, steps: int, in_order: Tensor, kinds: Tensor, weight: Tensor) -> None:
+                """Take steps with as many rows of each kind, ``(M, K)`` of which follow each other `in_order`."""
+                for _ in range(steps):
+                    chosen = in_order.gather(1, _places(kinds, -(-batch_size // kinds.shape[1]), rng))
+                    rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
+                    losses = F.binary_cross_entropy_with_logits(
+                        model.log_odds(rows), ends.gather(1, chosen), reduction="none"
+                    )
+                    optimiser.zero_grad()
+                    (losses.unflatten(1, (kinds.shape[1], -1)).mean(2) * weight).sum().backward()
+                    optimiser.step()
+                    schedule.step()
+
+            with_end = ends.sum(1, keepdim=True).long()
+            without = ends.shape[1] - with_end
+            kinds = torch.cat((without, with_end), dim=1)
+            learn(model, _STEPS[0], ends.argsort(dim=1, stable=True), kinds, kinds.clamp(max=1))
+
+            with torch.no_grad():
+                likeness = torch.cat([model.log_odds(chunk) for chunk in inputs.split(_CHUNK, dim=1)], dim=1)
+                in_order = torch.where(ends > 0, math.inf, likeness).argsort(dim=1, stable=True)
+            doubtful = torch.minimum(without // 2, _DOUBTFUL * with_end)
+            kinds = torch.cat((without - doubtful, doubtful, with_end), dim=1)
+            base = with_end.double().log() - without.double().log()  # infinite where there is but one kind
+            model = model._replace(base=base.clamp(-_SURE, _SURE).float())
+            learn(model, _STEPS[1], in_order, kinds, kinds / with_end.clamp(min=1))
+        if not all(bool(w.isfinite().all()) for w in model):
             raise DivergedError("fit: the classifier of ends diverged; look at the data")
-        return fitted
+        return cls._make((*(w.detach() for w in model[:-1]), base.float()))
 
     def log_odds(self, inputs: Tensor) -> Tensor:
         """Of an end, for rows ``(M, n, inputs)``: ``(M, n)``."""
@@ -101,14 +120,20 @@ class EndClassifier(NamedTuple):
     @classmethod
     def _initial(cls, stack: int, inputs: int, rng: torch.Generator) -> EndClassifier:
         def layer(fan_in: int, fan_out: int) -> tuple[Tensor, Tensor]:
-            weight = torch.randn(stack, fan_in, fan_out, device=rng.device, generator=rng) / math.sqrt(fan_in)
-            return weight, torch.zeros(stack, 1, fan_out, device=rng.device)
+            weight = torch.randn(stack, fan_in, fan_out, device=rng.device, generator=rng)
+            return weight * (_FIRST_SCALE / math.sqrt(fan_in)), torch.zeros(stack, 1, fan_out, device=rng.device)
 
         layers = (*layer(inputs, _WIDTH), *layer(_WIDTH, _WIDTH), *layer(_WIDTH, 1))
         return cls(*layers, torch.zeros(stack, 1, device=rng.device))
 
 
-def _draw(sizes: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """`count` places below each of the sizes ``(M, 1)``: ``(M, count)``."""
+def _places(kinds: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` places of each kind, where ``(M, K)`` rows of the kinds follow each other: ``(M, K * count)``.
+
+    Where there is none of a kind, another row stands in, whose weight is to be zero.
+    """
     # float64: float32 has too few values to reach the rows of a large buffer evenly
-    return (torch.rand(len(sizes), count, device=rng.device, generator=rng, dtype=torch.float64) * sizes).long()
+    share = torch.rand(*kinds.shape, count, device=rng.device, generator=rng, dtype=torch.float64)
+    first = kinds.cumsum(1) - kinds
+    places = (first[..., None] + (share * kinds[..., None]).long()).flatten(1)
+    return torch.minimum(places, kinds.sum(1, keepdim=True) - 1)

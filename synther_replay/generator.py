@@ -168,7 +168,7 @@ class DiffusionGenerator:
         try:
             with self._trainer.undone_on_failure():
                 result = self._train(train, held_out, plan, progress)
-                self._codec, self._ends, self._fitted = codec, self._classify_ends(codes), True
+                self._codec, self._ends, self._fitted = codec, self._classify_ends(codec, codes), True
                 self._load_sampler()
         except BaseException:
             self._codec, self._ends, self._fitted = before
@@ -287,7 +287,7 @@ class DiffusionGenerator:
                 raise CheckpointError("state: it is fitted but has no statistics")
             ends = None
             if fitted and config.predict_terminated:
-                ends = EndClassifier.from_state(state["ends"], self.stack, codec.code_dim - 1, self.device)
+                ends = EndClassifier.from_state(state["ends"], self.stack, codec.code_dim - 2, self.device)
             self._trainer.load_state_dict(state["trainer"])
         except CheckpointError:
             raise
@@ -322,11 +322,13 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
-    def _classify_ends(self, codes: Tensor) -> EndClassifier | None:
+    def _classify_ends(self, codec: TransitionCodec, codes: Tensor) -> EndClassifier | None:
         if not self.config.predict_terminated:
             return None
         seed = derive_seed(self.seed, 5, self._trainer.fits)
-        return EndClassifier.fit(codes[..., :-1], codes[..., -1], batch_size=self.config.batch_size, seed=seed)
+        return EndClassifier.fit(
+            codec.what_happened(codes), codes[..., -1], batch_size=self.config.batch_size, seed=seed
+        )
 
     def _load_sampler(self) -> None:
         self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
@@ -355,7 +357,7 @@ class DiffusionGenerator:
             rows[:, here], valid = self._codec.decode(codes)
             invalid[:, here] = ~valid
             if self._ends is not None:  # they are told by the rows as they will be seen, not by the codes before
-                seen = self._codec.encode(rows[:, here])[..., :-1]
+                seen = self._codec.what_happened(self._codec.encode(rows[:, here]))
                 rows[:, here, self.spec.terminated] = self._ends.draw(seen, chance)[..., None]
 
         self._draws += 1

@@ -28,6 +28,12 @@ def drawn(classifier: EndClassifier, inputs: Tensor, seed: int = 0) -> Tensor:
     return classifier.draw(inputs, torch.Generator().manual_seed(seed))
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests to which it does not matter how well ends are told."""
+    monkeypatch.setattr(ends_module, "_STEPS", (10, 30))
+
+
 def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)
     found = drawn(fit(known, too_low(known)), new)
@@ -45,6 +51,7 @@ def test_ends_that_nothing_foretells_are_as_many_as_they_are(share: float) -> No
 
 
 @pytest.mark.parametrize("end", [0.0, 1.0])
+@pytest.mark.usefixtures("hasty")
 def test_rows_that_all_are_of_one_kind_stay_so(end: float) -> None:
     inputs = rows_of(100)
     assert (drawn(fit(inputs, torch.full((1, 100), end)), 100 * rows_of(1_000, seed=1)) == end).all()
@@ -61,6 +68,7 @@ def test_each_model_of_a_stack_has_ends_of_its_own() -> None:
         assert float((found[model] == ends[model]).float().mean()) > 0.99
 
 
+@pytest.mark.usefixtures("hasty")
 def test_the_same_seed_gives_the_same_classifier_and_the_same_ends() -> None:
     inputs = rows_of(500)
     ends = (inputs[..., 0] + torch.randn(1, 500, generator=torch.Generator().manual_seed(1)) > 0).float()
@@ -71,6 +79,7 @@ def test_the_same_seed_gives_the_same_classifier_and_the_same_ends() -> None:
     assert not torch.equal(drawn(one, inputs), drawn(one, inputs, seed=1))
 
 
+@pytest.mark.usefixtures("hasty")
 def test_no_global_state_is_touched_and_no_gradient_is_left() -> None:
     inputs = rows_of(100)
     before = torch.get_rng_state()
@@ -81,6 +90,7 @@ def test_no_global_state_is_touched_and_no_gradient_is_left() -> None:
     assert not any(tensor.requires_grad for tensor in classifier)
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_state_comes_back_as_it_was() -> None:
     inputs = rows_of(200)
     classifier = fit(inputs, too_low(inputs))
@@ -91,12 +101,23 @@ def test_a_state_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(("stack", "inputs"), [(2, 6), (1, 5)])
+@pytest.mark.usefixtures("hasty")
 def test_a_state_of_other_sizes_is_refused(stack: int, inputs: int) -> None:
     rows = rows_of(100)
     with pytest.raises(CheckpointError, match="w1"):
         EndClassifier.from_state(fit(rows, too_low(rows)).state_dict(), stack, inputs, torch.device("cpu"))
 
 
+def test_its_chances_are_those_of_the_data_where_rows_only_hint_at_ends() -> None:
+    known, new = rows_of(20_000), rows_of(20_000, seed=1)
+    chance = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(2))
+    likely = lambda rows: (rows[..., 2] - 3).sigmoid()  # noqa: E731
+    told = fit(known, (chance < likely(known)).float()).log_odds(new).sigmoid()
+    for part in (new[..., 2] < -1, new[..., 2] > 1):
+        assert float(told[part].mean()) == pytest.approx(float(likely(new)[part].mean()), rel=0.4)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_what_diverges_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1e30)
     with pytest.raises(DivergedError, match="ends"):

@@ -59,6 +59,12 @@ def fitted(seed: int = 0, **changes: Any) -> DiffusionGenerator:
     return generator
 
 
+@pytest.fixture
+def hasty_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests to which it does not matter how well ends are told."""
+    monkeypatch.setattr(ends_module, "_STEPS", (10, 30))
+
+
 def assert_same_state(one: Any, two: Any) -> None:
     """Two trees of tensors and plain values agree bit for bit."""
     assert type(one) is type(two)
@@ -421,6 +427,7 @@ def test_rare_terminals_that_are_generated_are_not() -> None:
     assert max(rightly_ended(generator.sample(20_000).rows, limit)) < 0.2
 
 
+@pytest.mark.usefixtures("hasty_classifier")
 def test_predicted_terminals_change_nothing_but_terminals() -> None:
     generated, predicted = (fitted(predict_terminated=predict).sample(1_000).rows for predict in (False, True))
     assert torch.equal(generated[:, :-1], predicted[:, :-1])
@@ -434,6 +441,7 @@ def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -
     assert float(generator.sample(20_000).rows[:, SPEC.terminated.start].mean()) == pytest.approx(0.15, abs=0.05)
 
 
+@pytest.mark.usefixtures("hasty_classifier")
 def test_flags_of_one_model_may_be_constant_where_those_of_another_are_not() -> None:
     rows = torch.stack((two_modes().rows, two_modes().rows))
     rows[0, :, SPEC.terminated.start] = 0.0
@@ -443,6 +451,7 @@ def test_flags_of_one_model_may_be_constant_where_those_of_another_are_not() -> 
     assert shares[0] == 0 < shares[1] < 1
 
 
+@pytest.mark.usefixtures("hasty_classifier")
 def test_predicted_terminals_are_drawn_anew_for_each_row_and_again_by_the_same_seed() -> None:
     one, other = (fitted(predict_terminated=True) for _ in range(2))
     first = one.sample(2_000).rows
@@ -461,6 +470,7 @@ def test_a_file_from_before_terminals_could_be_predicted_goes_on_generating_them
     assert_same_future(loaded, generator)
 
 
+@pytest.mark.usefixtures("hasty_classifier")
 def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_not() -> None:
     generator = fitted()
     before = generator.state_dict()
@@ -480,6 +490,7 @@ def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_no
     ],
     ids=["no classifier", "empty", "another number of inputs", "a number", "one layer more"],
 )
+@pytest.mark.usefixtures("hasty_classifier")
 def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(damage: Any) -> None:
     generator, other = (fitted(predict_terminated=True, seed=seed) for seed in (0, 1))
     before, state = generator.state_dict(), other.state_dict()
@@ -489,6 +500,7 @@ def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("from_scratch", [False, True])
+@pytest.mark.usefixtures("hasty_classifier")
 def test_a_classifier_of_ends_that_diverges_undoes_the_whole_fit(
     from_scratch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
