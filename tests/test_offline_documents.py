@@ -17,7 +17,9 @@ from reporting import mean_and_spread
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-OFFLINE, SHORT, PAPER, EARLIER = (RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier"))
+OFFLINE, SHORT, PAPER, EARLIER, PREDICTED = (
+    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted")
+)
 MEDIUM_REPLAY = [f"{task}-medium-replay-regen" for task in ("halfcheetah", "hopper", "walker2d")]
 BEFORE_THE_FAULT, WITH_THE_FAULT = ("17c5c4e", "032ed04"), ("ae681bb", "fbb605b", "61a1411", "d32647f", "e0d8e5a")
 USUAL = [f"{algo}-{data}" for algo in ("iql", "td3bc") for data in ("real", "synther")]
@@ -77,7 +79,7 @@ def spread(seconds):
     return f"{min(seconds):.0f} to {max(seconds):.0f} s"
 
 
-@pytest.mark.parametrize("folder", [OFFLINE, SHORT, PAPER, EARLIER], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [OFFLINE, SHORT, PAPER, EARLIER, PREDICTED], ids=lambda folder: folder.name)
 def test_the_published_table_is_that_of_the_published_results(folder):
     assert (folder / "table.md").read_text() == plot_offline.table(plot_offline.read_results(folder))
 
@@ -102,6 +104,7 @@ def test_documents_have_the_rows_of_the_published_tables(name, count):
     for head, rows in ours.items():
         assert [row for row in rows if row not in tables(current)[head]] == [], head
     of_offline = " ".join(re.split(r"\n##+ Offline\n", text)[1].split())
+    of_offline = re.sub(r"### Where episodes end.*?###", "", of_offline)  # has a test of its own
     intervals = re.findall(r"(earlier run, with )?(\d+\.\d \[-?\d+\.\d, -?\d+\.\d\])", of_offline)
     assert [one for then, one in intervals if not then and one not in current] == []
 
@@ -123,19 +126,25 @@ def test_the_readme_sums_up_the_published_table():
         assert scores == found, name
 
 
-def test_what_an_unfinished_run_printed_is_told_as_it_is():
-    def printed(dataset, cell):
-        text = (RESULTS / "offline-unfinished" / dataset / f"{cell}.txt").read_text()
-        lines = re.findall(rf"^{dataset} {cell} update ([\d,]+) of 1,000,000: score (\S+ \+- \S+),", text, re.M)
-        assert len(lines) == len(text.splitlines())
-        return {int(step.replace(",", "")): score for step, score in lines}
+def printed(dataset, cell, of=""):
+    """Scores by the number of updates, of a run that broke off."""
+    text = (RESULTS / "offline-unfinished" / dataset / f"{cell}{of}.txt").read_text()
+    lines = re.findall(rf"^{dataset} {cell} update ([\d,]+) of 1,000,000: score (\S+ \+- \S+),", text, re.M)
+    assert len(lines) == len(text.splitlines())
+    return {int(step.replace(",", "")): score for step, score in lines}
 
+
+def best(scores):
+    return max(scores, key=lambda score: float(score.split()[0]))
+
+
+def test_what_an_unfinished_run_printed_is_told_as_it_is():
     real, synther = (printed("walker2d-medium-regen", f"edac-{data}") for data in ("real", "synther"))
     assert max(synther) == 850_000 < max(real) == 900_000
     for text in (
         f"it has {real[850_000]} after 850,000 updates with real rows (after 900,000 {real[900_000]}) and "
         f"{synther[850_000]} with synthetic ones",
-        f"it never has more than {max(synther.values(), key=lambda score: float(score.split()[0]))}, one seed's",
+        f"it never has more than {best(synther.values())}, one seed's",
     ):
         assert text in DOCS
     assert f"at 850,000 updates it has {real[850_000]} with real rows and {synther[850_000]} with synthetic" in README
@@ -143,6 +152,52 @@ def test_what_an_unfinished_run_printed_is_told_as_it_is():
     assert f"on halfcheetah medium {cheetah[0]} and {cheetah[1]}. None of this is in a table." in DOCS
     sets = "walker2d-medium-regen", "halfcheetah-medium-regen"
     assert not [path for dataset in sets for path in (OFFLINE / dataset).glob("edac-*.json")]
+
+
+def test_what_the_second_unfinished_run_printed_is_told_as_it_is():
+    files = ("real", "-again"), ("synther", "-again"), ("synther", "-predicted")
+    runs = [printed("walker2d-medium-regen", f"edac-{data}", of) for data, of in files]
+    assert min(map(max, runs)) == 700_000
+    at_the_end = [run[700_000] for run in runs]
+    at_best = [best(score for step, score in run.items() if step <= 700_000) for run in runs]
+    assert (
+        f"after 700,000 updates it had {at_the_end[0]} with real rows, {at_the_end[1]} with synthetic ones and "
+        f"{at_the_end[2]} with synthetic ones and the classifier, and at best by then {at_best[0]}, {at_best[1]} and "
+        f"{at_best[2]}"
+    ) in DOCS
+
+
+def test_documents_say_where_predicted_episodes_end_and_what_that_changes():
+    names = {
+        "walker2d medium": ("walker2d-medium-regen", "synther"),
+        "walker2d medium-replay": ("walker2d-medium-replay-regen", "synther"),
+        "15 % of walker2d medium-replay": ("walker2d-medium-replay-regen", "synther-15pct"),
+        "hopper medium-replay": ("hopper-medium-replay-regen", "synther"),
+    }
+    cells = {
+        (algo, label): (dataset, f"{of}-{data}")
+        for algo, of in (("TD3+BC", "td3bc"), ("IQL", "iql"))
+        for label, (dataset, data) in names.items()
+    }
+    del cells["IQL", "hopper medium-replay"]
+    found = {(path.parent.name, path.stem) for path in PREDICTED.glob("*/*.json")}
+    assert found == set(cells.values())
+    for (algo, label), cell in cells.items():
+        content = read(*cell, PREDICTED)
+        generator = content["settings"]["generator"]
+        assert generator.pop("predict_terminated")
+        assert (content["commit"], generator) == ("516211a", read(*cell)["settings"]["generator"])
+        real, rows = content["terminals"]["real"], content["terminals"]["synthetic"]
+        expected = real["terminated"] * rows["rows"] / real["rows"]
+        shares = [f"{rows['both'] / rows[of]:.0%}".replace("%", " %") for of in ("terminated", "by_rule")]
+        assert f"| {label} | {expected:,.0f} | {rows['terminated']:,} | {' | '.join(shares)} |" in DOCS
+        folders = OFFLINE, PREDICTED
+        scores = [interval([cell[0]], cell[1], folder, evaluations=n) for n in (1, 20) for folder in folders]
+        assert f"| {algo}, {label} | {' | '.join(map(bracketed, scores))} |" in DOCS
+        assert not apart(*scores[:2])
+        assert not apart(*scores[2:])
+    real = read("walker2d-medium-regen", "iql-synther", PREDICTED)["terminals"]["real"]
+    assert f"{real['terminated']} of the {real['rows']:,} of walker2d medium" in DOCS
 
 
 def test_the_ablation_in_the_documents_is_that_of_its_files():
