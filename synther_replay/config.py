@@ -61,7 +61,7 @@ class GeneratorConfig:
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
     unsquash_actions: bool = False  # whether bounded actions are modelled as they were before a policy's tanh
-    predict_terminated: bool = False  # whether a classifier says what is `terminated`, or it is generated like the rest
+    predict_terminated: bool = False  # whether a classifier says what is `terminated`, for seconds more at every fit
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's

@@ -6,8 +6,9 @@ without noise finds them. Of the reward it knows nothing. Many tasks pay another
 of real rows are easily told; but a generated reward is only nearly right, and so would be the ends.
 
 It learns in two rounds. In the first, half of the rows that it sees have an end; what it says then picks out those
-without one that look most as if they had. In the second it sees these as often as the others, each kind weighted by how
-many there are, so that its chances are those of the data.
+without one that look most as if they had. In the second it sees rows of three kinds equally often, those with an end,
+doubtful ones and others, each kind weighted by how many there are, so that it says how many end in truth. Where the
+rest of a row only hints at an end, it is too sure of each: it learns its few ends by heart.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.seeding import generator_for
 
 _WIDTH = 256
-_STEPS = (500, 1_500)  # of the two rounds
+_STEPS = (250, 750)  # of the two rounds
 _LEARNING_RATE = 3e-3  # annealed to zero by a cosine over both
 _FIRST_SCALE = 0.03  # of the weights: small ones grow only for the few inputs that tell the ends
 _DOUBTFUL = 10  # so many rows without an end are picked out for each that has one
-_CHUNK = 65_536  # rows judged at a time
+_CHUNK = 65_536  # rows, of all models together, judged at a time
 _SURE = 30.0  # log-odds of what is certain, as far as training needs a number for it
 
 
@@ -62,7 +63,7 @@ class EndClassifier(NamedTuple):
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, sum(_STEPS))
 
             def learn(model: EndClassifier, steps: int, in_order: Tensor, kinds: Tensor, weight: Tensor) -> None:
-                """Take steps with as many rows of each kind, ``(M, K)`` of which follow each other `in_order`."""
+                """Take steps with as many rows of each kind; `kinds` are their sizes, ``(M, K)``, as they follow."""
                 for _ in range(steps):
                     chosen = in_order.gather(1, _places(kinds, -(-batch_size // kinds.shape[1]), rng))
                     rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
@@ -79,8 +80,9 @@ class EndClassifier(NamedTuple):
             kinds = torch.cat((without, with_end), dim=1)
             learn(model, _STEPS[0], ends.argsort(dim=1, stable=True), kinds, kinds.clamp(max=1))
 
+            chunk_size = max(1, _CHUNK // len(inputs))
             with torch.no_grad():
-                likeness = torch.cat([model.log_odds(chunk) for chunk in inputs.split(_CHUNK, dim=1)], dim=1)
+                likeness = torch.cat([model.log_odds(chunk) for chunk in inputs.split(chunk_size, dim=1)], dim=1)
                 in_order = torch.where(ends > 0, math.inf, likeness).argsort(dim=1, stable=True)
             doubtful = torch.minimum(without // 2, _DOUBTFUL * with_end)
             kinds = torch.cat((without - doubtful, doubtful, with_end), dim=1)
@@ -99,7 +101,7 @@ class EndClassifier(NamedTuple):
 
     def draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Flags, 0 or 1, for rows ``(M, n, inputs)``: ``(M, n)``."""
-        chance = torch.rand(inputs.shape[:2], device=inputs.device, generator=rng)
+        chance = torch.rand(inputs.shape[:2], device=inputs.device, generator=rng, dtype=torch.float32)
         return (chance < self.log_odds(inputs).sigmoid()).float()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -115,16 +117,18 @@ class EndClassifier(NamedTuple):
         for name, tensor in expected.items():
             if not isinstance(state[name], Tensor) or state[name].shape != tensor.shape:
                 raise CheckpointError(f"state: {name} of a classifier of ends has to be {tuple(tensor.shape)}")
-        return cls(**{name: state[name].to(device, copy=True) for name in expected})
+            if bool(state[name].isnan().any()):
+                raise CheckpointError(f"state: {name} of a classifier of ends is not a number")
+        return cls(**{name: state[name].to(device, torch.float32, copy=True) for name in expected})
 
     @classmethod
     def _initial(cls, stack: int, inputs: int, rng: torch.Generator) -> EndClassifier:
         def layer(fan_in: int, fan_out: int) -> tuple[Tensor, Tensor]:
-            weight = torch.randn(stack, fan_in, fan_out, device=rng.device, generator=rng)
-            return weight * (_FIRST_SCALE / math.sqrt(fan_in)), torch.zeros(stack, 1, fan_out, device=rng.device)
+            weight = torch.randn(stack, fan_in, fan_out, device=rng.device, generator=rng, dtype=torch.float32)
+            return weight * (_FIRST_SCALE / math.sqrt(fan_in)), weight.new_zeros(stack, 1, fan_out)
 
         layers = (*layer(inputs, _WIDTH), *layer(_WIDTH, _WIDTH), *layer(_WIDTH, 1))
-        return cls(*layers, torch.zeros(stack, 1, device=rng.device))
+        return cls(*layers, layers[0].new_zeros(stack, 1))
 
 
 def _places(kinds: Tensor, count: int, rng: torch.Generator) -> Tensor:

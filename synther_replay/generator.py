@@ -135,14 +135,15 @@ class DiffusionGenerator:
         Args:
             transitions: Real transitions; with a stack, ``(stack, n)`` of them.
             steps: Gradient steps instead of the configured number, rounded up to a multiple of `average_every`.
-            max_seconds: Time limit for the training steps instead of the configured one.
+            max_seconds: Time limit for the training steps instead of the configured one; a classifier of ends
+                comes on top.
             from_scratch: Whether to forget the last model; None as configured, and always for the first fit.
             progress: Whether to show a progress bar; None shows it in a terminal only.
 
         Raises:
             TypeError: Not `Transitions`.
             ValueError: Another spec, another stack, too few rows, or rows that are not finite.
-            DivergedError: The loss became NaN or infinite.
+            DivergedError: The loss, or a weight of the classifier of ends, became NaN or infinite.
         """
         begun = time.monotonic()
         rows = self._checked(transitions)
@@ -162,13 +163,12 @@ class DiffusionGenerator:
         )
         codec = self._new_codec()
         codec.fit(rows)
-        codes = codec.encode(rows)
-        train, held_out = split_held_out(rows, codes, self.config.held_out)
+        train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
         before = self._codec, self._ends, self._fitted
         try:
             with self._trainer.undone_on_failure():
                 result = self._train(train, held_out, plan, progress)
-                self._codec, self._ends, self._fitted = codec, self._classify_ends(codec, codes), True
+                self._codec, self._ends, self._fitted = codec, self._classify_ends(codec, rows), True
                 self._load_sampler()
         except BaseException:
             self._codec, self._ends, self._fitted = before
@@ -261,7 +261,7 @@ class DiffusionGenerator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; a state of another spec, network or stack is refused and changes nothing."""
+        """Continue from `state_dict`; one of another spec, network, stack or kind of ends is refused, changing nothing."""
         mine = {
             "spec": self.spec.to_json(),
             "network": vars(self._trainer.shape),
@@ -322,12 +322,15 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
-    def _classify_ends(self, codec: TransitionCodec, codes: Tensor) -> EndClassifier | None:
+    def _classify_ends(self, codec: TransitionCodec, rows: Tensor) -> EndClassifier | None:
+        """Always from scratch: it takes seconds, and old ends may be known by heart."""
         if not self.config.predict_terminated:
             return None
-        seed = derive_seed(self.seed, 5, self._trainer.fits)
         return EndClassifier.fit(
-            codec.what_happened(codes), codes[..., -1], batch_size=self.config.batch_size, seed=seed
+            codec.what_happened(codec.encode(rows)),
+            rows[..., self.spec.terminated.start],
+            batch_size=self.config.batch_size,
+            seed=derive_seed(self.seed, 5, self._trainer.fits),
         )
 
     def _load_sampler(self) -> None:

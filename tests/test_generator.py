@@ -26,6 +26,7 @@ from synther_replay.checks import resolve_device
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion import trainer as trainer_module
 from synther_replay.diffusion.problems import HeldOutProblems
+from synther_replay.ends import EndClassifier
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator
 from synther_replay.metrics import fidelity
@@ -442,7 +443,48 @@ def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -
 
 
 @pytest.mark.usefixtures("hasty_classifier")
-def test_flags_of_one_model_may_be_constant_where_those_of_another_are_not() -> None:
+def test_ends_are_told_by_rows_as_they_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = make(spec=MIXED, predict_terminated=True)
+    generator.fit(mixed())
+    draw, told_by = EndClassifier.draw, []
+    monkeypatch.setattr(EndClassifier, "draw", lambda ends, seen, rng: (told_by.append(seen), draw(ends, seen, rng))[1])
+    rows = generator.sample(50).rows[None]
+    assert torch.equal(torch.cat(told_by, 1), generator._codec.what_happened(generator._codec.encode(rows)))
+
+
+@pytest.mark.usefixtures("hasty_classifier")
+def test_rows_that_are_drawn_again_have_ends_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = fitted(predict_terminated=True)
+    decode, calls = generator._codec.decode, 0
+
+    def with_invalid_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        rows, valid = decode(codes)
+        if calls == 1:
+            rows[:, ::2], valid[:, ::2] = math.nan, False
+        return rows, valid
+
+    monkeypatch.setattr(generator._codec, "decode", with_invalid_rows)
+    ends = generator.sample(2_000).rows[:, -1]
+    assert calls > 1
+    assert ends[::2].unique().tolist() == ends[1::2].unique().tolist() == [0, 1]
+
+
+@pytest.mark.usefixtures("hasty_classifier")
+def test_another_default_type_changes_nothing_about_ends() -> None:
+    data, usual = two_modes(), fitted(predict_terminated=True).sample(100).rows
+    torch.set_default_dtype(torch.float64)
+    try:
+        generator = make(predict_terminated=True)
+        generator.fit(data)
+        assert torch.equal(generator.sample(100).rows, usual)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("hasty_classifier")
+def test_ends_of_one_model_may_be_constant_where_those_of_another_are_not() -> None:
     rows = torch.stack((two_modes().rows, two_modes().rows))
     rows[0, :, SPEC.terminated.start] = 0.0
     generator = make(stack=2, predict_terminated=True, precision="bf16")
@@ -487,8 +529,9 @@ def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_no
         lambda ends: {**ends, "w1": ends["w1"][:, 1:]},
         lambda ends: {**ends, "base": 0.0},
         lambda ends: {**ends, "w4": ends["w3"]},
+        lambda ends: {**ends, "b2": ends["b2"] * math.nan},
     ],
-    ids=["no classifier", "empty", "another number of inputs", "a number", "one layer more"],
+    ids=["no classifier", "empty", "another number of inputs", "a number", "one layer more", "not a number"],
 )
 @pytest.mark.usefixtures("hasty_classifier")
 def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(damage: Any) -> None:
