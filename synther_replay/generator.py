@@ -261,7 +261,10 @@ class DiffusionGenerator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; one of another spec, network, stack or kind of ends is refused, changing nothing."""
+        """Continue from `state_dict`.
+
+        A state of another spec, network, stack or `predict_terminated` is refused and changes nothing.
+        """
         mine = {
             "spec": self.spec.to_json(),
             "network": vars(self._trainer.shape),
