@@ -7,8 +7,8 @@ of real rows are easily told; but a generated reward is only nearly right, and s
 
 It learns in two rounds. In the first, half of the rows that it sees have an end; what it says then picks out those
 without one that look most as if they had. In the second it sees rows of three kinds equally often, those with an end,
-doubtful ones and others, each kind weighted by how many there are, so that it says how many end in truth. Where the
-rest of a row only hints at an end, it is too sure of each: it learns its few ends by heart.
+doubtful ones and others, each kind weighted by how many there are, so that it says how many end in truth. A tenth of
+the rows is kept out of both, to keep the weights that do best there: few ends are soon learnt by heart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.seeding import generator_for
 
 _WIDTH = 256
-_STEPS = (250, 750)  # of the two rounds
+_STEPS = (500, 1_500)  # of the two rounds
 _LEARNING_RATE = 3e-3  # annealed to zero by a cosine over both
 _FIRST_SCALE = 0.03  # of the weights: small ones grow only for the few inputs that tell the ends
 _DOUBTFUL = 10  # so many rows without an end are picked out for each that has one
+_TENTH = 10  # one row in so many is held out
+_EXAMINE_EVERY = 50  # steps between two looks at these rows ...
+_EXAMINED = 16_384  # ... or, of all models together, at so many of each kind, drawn once
 _CHUNK = 65_536  # rows, of all models together, judged at a time
 _SURE = 30.0  # log-odds of what is certain, as far as training needs a number for it
 
@@ -57,41 +60,59 @@ class EndClassifier(NamedTuple):
             DivergedError: A weight became NaN or infinite.
         """
         rng = generator_for(inputs.device, seed)
+        with_end = ends.sum(1, keepdim=True).long()
+        kinds = torch.cat((ends.shape[1] - with_end, with_end), dim=1)  # how many are without an end, and with one
+        held = ((kinds + _TENTH - 1) // _TENTH).minimum(kinds - 1).clamp(min=0)
+        learnt = kinds - held
+        base = with_end.double().log() - kinds[:, :1].double().log()  # infinite where there is but one kind
+        # First those without an end, the held-out ones in front; then those with one, the held-out ones at the back.
+        chance = torch.rand(ends.shape, device=rng.device, generator=rng, dtype=torch.float32)
+        in_order = (ends + chance / 2).argsort(dim=1, stable=True)
+        held_first = torch.cat((torch.zeros_like(with_end), ends.shape[1] - held[:, 1:]), dim=1)
         with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
-            model = cls._initial(inputs.shape[0], inputs.shape[2], rng)
-            optimiser = torch.optim.Adam([w.requires_grad_() for w in model[:-1]], lr=_LEARNING_RATE)
+            untrained = cls._initial(inputs.shape[0], inputs.shape[2], rng)
+            optimiser = torch.optim.Adam([w.requires_grad_() for w in untrained[:-1]], lr=_LEARNING_RATE)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, sum(_STEPS))
+            model = untrained._replace(base=base.clamp(-_SURE, _SURE).float())
 
-            def learn(model: EndClassifier, steps: int, in_order: Tensor, kinds: Tensor, weight: Tensor) -> None:
-                """Take steps with as many rows of each kind; `kinds` are their sizes, ``(M, K)``, as they follow."""
-                for _ in range(steps):
-                    chosen = in_order.gather(1, _places(kinds, -(-batch_size // kinds.shape[1]), rng))
-                    rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
-                    losses = F.binary_cross_entropy_with_logits(
-                        model.log_odds(rows), ends.gather(1, chosen), reduction="none"
-                    )
+            def losses(of: EndClassifier, chosen: Tensor, count: int) -> Tensor:
+                """Of rows ``(M, K * count)``, the mean of each kind: ``(M, K)``."""
+                rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
+                loss = F.binary_cross_entropy_with_logits(of.log_odds(rows), ends.gather(1, chosen), reduction="none")
+                return loss.view(len(loss), -1, count).mean(2)
+
+            count = max(1, min(int(held.max()), _EXAMINED // len(inputs)))
+            examined = in_order.gather(1, _places(held_first, held, count, rng))
+            best = _Best(model)
+
+            @torch.no_grad()
+            def examine() -> None:
+                best.see(model, (losses(model, examined, count) * kinds * (held > 0)).sum(1))
+
+            def learn(of: EndClassifier, steps: int, first: Tensor, sizes: Tensor, weight: Tensor) -> None:
+                """Take steps with as many rows of each kind, which begin at `first` and are so many, ``(M, K)``."""
+                share = -(-batch_size // sizes.shape[1])
+                for step in range(1, steps + 1):
+                    chosen = in_order.gather(1, _places(first, sizes, share, rng))
                     optimiser.zero_grad()
-                    (losses.unflatten(1, (kinds.shape[1], -1)).mean(2) * weight).sum().backward()
+                    (losses(of, chosen, share) * weight).sum().backward()
                     optimiser.step()
                     schedule.step()
+                    if step % _EXAMINE_EVERY == 0 or step == steps:
+                        examine()
 
-            with_end = ends.sum(1, keepdim=True).long()
-            without = ends.shape[1] - with_end
-            kinds = torch.cat((without, with_end), dim=1)
-            learn(model, _STEPS[0], ends.argsort(dim=1, stable=True), kinds, kinds.clamp(max=1))
+            examine()  # before anything is learnt: where nothing tells the ends, nothing does better
+            first = torch.cat((held[:, :1], kinds[:, :1]), dim=1)
+            learn(untrained, _STEPS[0], first, learnt, learnt.clamp(max=1))
 
-            chunk_size = max(1, _CHUNK // len(inputs))
-            with torch.no_grad():
-                likeness = torch.cat([model.log_odds(chunk) for chunk in inputs.split(chunk_size, dim=1)], dim=1)
-                in_order = torch.where(ends > 0, math.inf, likeness).argsort(dim=1, stable=True)
-            doubtful = torch.minimum(without // 2, _DOUBTFUL * with_end)
-            kinds = torch.cat((without - doubtful, doubtful, with_end), dim=1)
-            base = with_end.double().log() - without.double().log()  # infinite where there is but one kind
-            model = model._replace(base=base.clamp(-_SURE, _SURE).float())
-            learn(model, _STEPS[1], in_order, kinds, kinds / with_end.clamp(min=1))
+            doubtful = torch.minimum(learnt[:, :1] // 2, _DOUBTFUL * learnt[:, 1:])
+            in_order = _by_likeness(model, inputs, in_order, first[:, :1], first[:, 1:])
+            sizes = torch.cat((learnt[:, :1] - doubtful, doubtful, learnt[:, 1:]), dim=1)
+            first = torch.cat((held[:, :1], kinds[:, :1] - doubtful, kinds[:, :1]), dim=1)
+            learn(model, _STEPS[1], first, sizes, sizes / learnt[:, 1:].clamp(min=1))
         if not all(bool(w.isfinite().all()) for w in model):
             raise DivergedError("fit: the classifier of ends diverged; look at the data")
-        return cls._make((*(w.detach() for w in model[:-1]), base.float()))
+        return cls._make((*best.weights, base.float()))
 
     def log_odds(self, inputs: Tensor) -> Tensor:
         """Of an end, for rows ``(M, n, inputs)``: ``(M, n)``."""
@@ -131,13 +152,37 @@ class EndClassifier(NamedTuple):
         return cls(*layers, layers[0].new_zeros(stack, 1))
 
 
-def _places(kinds: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """`count` places of each kind, where ``(M, K)`` rows of the kinds follow each other: ``(M, K * count)``.
+class _Best:
+    """The weights of each model that had the lowest loss so far."""
+
+    def __init__(self, model: EndClassifier) -> None:
+        self.weights = [w.detach().clone() for w in model[:-1]]
+        self._loss = torch.full((len(model.base),), math.inf, device=model.base.device)
+
+    def see(self, model: EndClassifier, loss: Tensor) -> None:
+        """Keep these weights where their loss, ``(M,)``, is lower."""
+        better = loss < self._loss
+        self._loss = torch.where(better, loss, self._loss)
+        for kept, new in zip(self.weights, model, strict=False):
+            kept.copy_(torch.where(better[:, None, None], new, kept))
+
+
+def _by_likeness(model: EndClassifier, inputs: Tensor, in_order: Tensor, first: Tensor, after: Tensor) -> Tensor:
+    """The order with the rows from `first` up to `after`, ``(M, 1)``, sorted by how much they look like an end."""
+    with torch.no_grad():
+        chunks = inputs.split(max(1, _CHUNK // len(inputs)), dim=1)
+        likeness = torch.cat([model.log_odds(chunk) for chunk in chunks], dim=1).gather(1, in_order)
+    place = torch.arange(in_order.shape[1], device=in_order.device)
+    likeness = torch.where(place < first, -math.inf, torch.where(place < after, likeness, math.inf))
+    return in_order.gather(1, likeness.argsort(dim=1, stable=True))
+
+
+def _places(first: Tensor, sizes: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """`count` places of each kind, which begin at `first` and are so many, ``(M, K)``: ``(M, K * count)``.
 
     Where there is none of a kind, another row stands in, whose weight is to be zero.
     """
     # float64: float32 has too few values to reach the rows of a large buffer evenly
-    share = torch.rand(*kinds.shape, count, device=rng.device, generator=rng, dtype=torch.float64)
-    first = kinds.cumsum(1) - kinds
-    places = (first[..., None] + (share * kinds[..., None]).long()).flatten(1)
-    return torch.minimum(places, kinds.sum(1, keepdim=True) - 1)
+    share = torch.rand(*sizes.shape, count, device=rng.device, generator=rng, dtype=torch.float64)
+    places = first[..., None] + (share * sizes[..., None]).long()
+    return places.minimum((first + sizes - 1)[..., None]).clamp(min=0).flatten(1)

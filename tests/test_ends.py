@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from synther_replay import ends as ends_module
@@ -34,6 +35,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_STEPS", (10, 30))
 
 
+@pytest.fixture
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests to which a shorter training is enough."""
+    monkeypatch.setattr(ends_module, "_STEPS", (200, 500))
+
+
+@pytest.mark.usefixtures("shorter")
 def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)
     found = drawn(fit(known, too_low(known)), new)
@@ -42,6 +50,7 @@ def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
     assert right / too_low(new).sum() > 0.6
 
 
+@pytest.mark.usefixtures("shorter")
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
 def test_ends_that_nothing_foretells_are_as_many_as_they_are(share: float) -> None:
     inputs = rows_of(20_000)
@@ -57,6 +66,7 @@ def test_rows_that_all_are_of_one_kind_stay_so(end: float) -> None:
     assert (drawn(fit(inputs, torch.full((1, 100), end)), 100 * rows_of(1_000, seed=1)) == end).all()
 
 
+@pytest.mark.usefixtures("shorter")
 def test_each_model_of_a_stack_has_ends_of_its_own() -> None:
     inputs = rows_of(5_000).expand(4, -1, -1)
     first, none, all_of_them = too_low(inputs[0] - 1), torch.zeros(5_000), torch.ones(5_000)
@@ -108,6 +118,7 @@ def test_a_state_of_other_sizes_is_refused(stack: int, inputs: int) -> None:
         EndClassifier.from_state(fit(rows, too_low(rows)).state_dict(), stack, inputs, torch.device("cpu"))
 
 
+@pytest.mark.usefixtures("shorter")
 def test_its_chances_are_those_of_the_data_where_rows_only_hint_at_ends() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)
     chance = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(2))
@@ -115,6 +126,22 @@ def test_its_chances_are_those_of_the_data_where_rows_only_hint_at_ends() -> Non
     told = fit(known, (chance < likely(known)).float()).log_odds(new).sigmoid()
     for part in (new[..., 2] < -1, new[..., 2] > 1):
         assert float(told[part].mean()) == pytest.approx(float(likely(new)[part].mean()), rel=0.4)
+
+
+@pytest.mark.usefixtures("shorter")
+def test_few_ends_among_many_inputs_are_not_learnt_by_heart() -> None:
+    known, new = (rows_of(10_000, seed, inputs=40).expand(2, -1, -1) for seed in (0, 1))
+    # hinted at by one input in the one model, by nothing in the other
+    chances = [torch.stack(((2 * rows[0, :, 2] - 5).sigmoid(), torch.full((10_000,), 0.02))) for rows in (known, new)]
+    ends = (torch.rand(2, 10_000, generator=torch.Generator().manual_seed(2)) < chances[0]).float()
+    told = EndClassifier.fit(known, ends, batch_size=256, seed=0).log_odds(new)
+    guess = ends.mean(1, keepdim=True).logit().expand(2, 10_000)
+    loss, of_guess, least = (
+        F.binary_cross_entropy_with_logits(one, chances[1], reduction="none").mean(1)
+        for one in (told, guess, chances[1].logit())
+    )
+    assert loss[0] - least[0] < 0.5 * (of_guess[0] - least[0])
+    assert loss[1] < 1.2 * of_guess[1]
 
 
 @pytest.mark.usefixtures("hasty")

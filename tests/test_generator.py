@@ -411,8 +411,9 @@ def rightly_ended(rows: Tensor, limit: float) -> tuple[float, float]:
 THOROUGH: dict[str, Any] = {"width": 64, "depth": 2, "steps": 1_500, "batch_size": 256, "sampling_steps": 12}
 
 
-def test_rare_terminals_that_are_predicted_are_where_they_belong() -> None:
-    data, stack = rare_ends(), 3
+def test_rare_terminals_that_are_predicted_are_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends_module, "_STEPS", (200, 500))
+    data, stack = rare_ends(), 2
     limit = float(data.rows[:, SPEC.next_observations.stop - 1].quantile(0.01))
     generator = make(stack=stack, predict_terminated=True, held_out=0.0, patience=None, **THOROUGH)
     generator.fit(Transitions(SPEC, data.rows.expand(stack, -1, -1)))
@@ -435,6 +436,7 @@ def test_predicted_terminals_change_nothing_but_terminals() -> None:
     assert not torch.equal(generated[:, -1], predicted[:, -1])
 
 
+@pytest.mark.usefixtures("hasty_classifier")
 def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -> None:
     data = foretold_by_nothing(4_000)
     generator = make(predict_terminated=True, **(THOROUGH | {"steps": 300}))
