@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.seeding import generator_for
 
@@ -83,11 +84,12 @@ class EndClassifier(NamedTuple):
 
             count = max(1, min(int(held.max()), _EXAMINED // len(inputs)))
             examined = in_order.gather(1, _places(held_first, held, count, rng))
-            best = _Best(model)
+            weights = {name: getattr(model, name).detach() for name in cls._fields[:-1]}  # change as they are trained
+            best = BestModels(weights, patience=None)
 
             @torch.no_grad()
             def examine() -> None:
-                best.see(model, (losses(model, examined, count) * kinds * (held > 0)).sum(1))
+                best.measure((losses(model, examined, count) * kinds * (held > 0)).sum(1))
 
             def learn(of: EndClassifier, steps: int, first: Tensor, sizes: Tensor, weight: Tensor) -> None:
                 """Take steps with as many rows of each kind, which begin at `first` and are so many, ``(M, K)``."""
@@ -112,7 +114,8 @@ class EndClassifier(NamedTuple):
             learn(model, _STEPS[1], first, sizes, sizes / learnt[:, 1:].clamp(min=1))
         if not all(bool(w.isfinite().all()) for w in model):
             raise DivergedError("fit: the classifier of ends diverged; look at the data")
-        return cls._make((*best.weights, base.float()))
+        best.restore()
+        return cls(**weights, base=base.float())
 
     def log_odds(self, inputs: Tensor) -> Tensor:
         """Of an end, for rows ``(M, n, inputs)``: ``(M, n)``."""
@@ -150,21 +153,6 @@ class EndClassifier(NamedTuple):
 
         layers = (*layer(inputs, _WIDTH), *layer(_WIDTH, _WIDTH), *layer(_WIDTH, 1))
         return cls(*layers, layers[0].new_zeros(stack, 1))
-
-
-class _Best:
-    """The weights of each model that had the lowest loss so far."""
-
-    def __init__(self, model: EndClassifier) -> None:
-        self.weights = [w.detach().clone() for w in model[:-1]]
-        self._loss = torch.full((len(model.base),), math.inf, device=model.base.device)
-
-    def see(self, model: EndClassifier, loss: Tensor) -> None:
-        """Keep these weights where their loss, ``(M,)``, is lower."""
-        better = loss < self._loss
-        self._loss = torch.where(better, loss, self._loss)
-        for kept, new in zip(self.weights, model, strict=False):
-            kept.copy_(torch.where(better[:, None, None], new, kept))
 
 
 def _by_likeness(model: EndClassifier, inputs: Tensor, in_order: Tensor, first: Tensor, after: Tensor) -> Tensor:
