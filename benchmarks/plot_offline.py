@@ -389,7 +389,7 @@ def draw(shown: Sequence[Result]) -> Any:
 def _note(result: Result | None) -> str:
     """What a bar does not say by itself."""
     if result is None:
-        return "not run"
+        return "no result"  # not begun, or not finished: the files do not say
     return f"{result.failed} of {len(result.scores)} failed" if result.failed else ""
 
 

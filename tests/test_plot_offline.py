@@ -367,7 +367,7 @@ def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
     figure = plot_offline.draw(plot_offline.read_results(tmp_path))
     notes = [text.get_text() for text in figure.axes[0].texts]
-    assert sorted(notes) == ["", "not run", "not run", "not run"]  # of two sets and two kinds of rows
+    assert sorted(notes) == ["", "no result", "no result", "no result"]  # of two sets and two kinds of rows
     (legend,) = figure.legends
     shown = {
         text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
@@ -395,7 +395,7 @@ def test_what_a_mixture_is_held_against_is_drawn_also_where_there_is_none(tmp_pa
         if (name, algo) != ("hopper-medium-regen", "td3bc"):
             write(tmp_path, name, algo, "mixed", [2.0])
     figure = plot_offline.draw(plot_offline.figures(plot_offline.read_results(tmp_path))["offline-mixed"])
-    notes = {panel.get_title(): [text.get_text() for text in panel.texts].count("not run") for panel in figure.axes}
+    notes = {panel.get_title(): [text.get_text() for text in panel.texts].count("no result") for panel in figure.axes}
     assert notes == {"iql": 0, "td3bc": 1}
 
 
