@@ -52,6 +52,7 @@ class Dataset:
         timeouts: ``(n,)``, bool: the task did not, but the next row is no continuation.
         attributes: What the file says of itself; of a regenerated set at least ``command`` and ``recipe``.
         episode_returns: What `returns` gives; None where there are no whole episodes, in a subsample.
+        timeouts_derived: Whether the file has no timeouts, and an episode is taken to end at the task's limit of steps.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Dataset:
     timeouts: np.ndarray
     attributes: Mapping[str, Any]
     episode_returns: np.ndarray | None
+    timeouts_derived: bool = False
 
     def __len__(self) -> int:
         """Number of transitions."""
@@ -157,7 +159,8 @@ def load(name: str | Path, *, folder: Path | None = None, download: bool = True)
     if columns != (_by_beginning(TASK_COLUMNS, name) or columns):
         expected = " + ".join(map(str, _by_beginning(TASK_COLUMNS, name)))
         raise ValueError(f"{path}: expected observations and actions of {expected} numbers in {name}, got {columns}")
-    return Dataset(name, origin, path, **transitions, attributes=attributes, episode_returns=returns)
+    of_file = {"attributes": attributes, "episode_returns": returns, "timeouts_derived": "timeouts" not in rows}
+    return Dataset(name, origin, path, **transitions, **of_file)
 
 
 def normalised_score(name: str, mean_return: float) -> float:

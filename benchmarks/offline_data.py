@@ -52,6 +52,7 @@ class DataSource:
         dataset = self.dataset(cell)
         about: dict[str, Any] = {
             "origin": dataset.origin,
+            "timeouts_derived": dataset.timeouts_derived,  # which older results do not say
             "real_rows": len(dataset),
             DIGEST: self._load(cell.dataset).digest(),
         }

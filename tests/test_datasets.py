@@ -75,6 +75,7 @@ def test_an_official_set(tmp_path, monkeypatch):
     assert np.array_equal(found.next_observations, found.observations + np.array([1, 10]))
     assert found.terminals.tolist() == [False, False, True, False, False, False, False, False]
     assert found.timeouts.tolist() == [False, False, False, False, False, True, False, True]
+    assert not found.timeouts_derived
     for name in ("observations", "actions", "rewards", "next_observations"):
         assert getattr(found, name).dtype == np.float32, name
     assert repr(found) == "Dataset('walker2d-medium-replay-v2', official, 8 transitions of 2 + 1 columns)"
@@ -160,6 +161,8 @@ def test_missing_timeouts_come_from_the_limit_of_the_task(tmp_path, name, limit)
     with pytest.warns(UserWarning, match=rf"{name}\.hdf5: has no timeouts.* after {limit} steps") as caught:
         found = load(name, folder=tmp_path, download=False)
     assert len(found) == 2 * (limit - 1)
+    assert found.timeouts_derived
+    assert found.subsample(0.5, 0).timeouts_derived
     assert caught[0].filename == __file__
 
 

@@ -167,7 +167,8 @@ class TestBadData:
         with pytest.warns(UserWarning, match="has no timeouts, an episode is taken to end after 1000 steps"):
             status, _, _ = call("--dataset", HOPPER, "--algo", "td3bc", *SMALL, "--folder", tmp_path)
         assert status == 0
-        assert json.loads((out / HOPPER / "td3bc-real.json").read_text())["real_rows"] == 199
+        result = json.loads((out / HOPPER / "td3bc-real.json").read_text())
+        assert (result["real_rows"], result["timeouts_derived"]) == (199, True)
 
 
 class TestCells:

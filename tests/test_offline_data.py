@@ -77,7 +77,7 @@ class TestKinds:
         assert not fits
         digest = load(HOPPER, folder=folder).digest()
         made = {"dataset_command": "python make.py", "dataset_digest": digest}
-        assert about == {"origin": "regenerated", "real_rows": len(expected), **made}
+        assert about == {"origin": "regenerated", "timeouts_derived": False, "real_rows": len(expected), **made}
 
     def test_synther_has_no_real_row(self, source, fits, folder):
         rows, about = source.rows(cell(data="synther"))
