@@ -314,43 +314,35 @@ def test_without_minari_the_error_says_what_to_install(monkeypatch):
         load("mujoco/hopper/medium-v0")
 
 
-class Counting(gym.Env):
-    """Observes the number of the step and ends after five."""
-
-    action_space = gym.spaces.Box(-1, 1, (1,))
-
-    def __init__(self, nested=False):
-        self.nested = nested
-        plain = gym.spaces.Box(0, 99, (2,))
-        self.observation_space = gym.spaces.Dict(a=plain) if nested else plain
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return self._observation(), {}
-
-    def step(self, action):
-        self.count += 1
-        return self._observation(), float(self.count), self.count == 5, False, {}
-
-    def _observation(self):
-        seen = np.full(2, self.count, np.float32)
-        return {"a": seen} if self.nested else seen
-
-
 @pytest.fixture
 def collect(tmp_path, monkeypatch):
-    """Makes a set of Minari out of episodes of so many steps; it truncates those that are left before five."""
+    """Makes a set of Minari that counts steps, out of episodes of so many; five end one, fewer are truncated.
+
+    By hand: Minari's own collector needs JAX.
+    """
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
 
-    def run(name, lengths, **options):
-        collector = minari.DataCollector(Counting(**options))
-        for length in lengths:
-            collector.reset()
-            for _ in range(length):
-                collector.step(np.zeros(1, np.float32))
-        collector.create_dataset(name, eval_env="CartPole-v1", description="", author="", author_email="")
+    def episode(number, length, nested):
+        seen = np.arange(length + 1, dtype=np.float32).repeat(2).reshape(-1, 2)
+        last = np.arange(length) == length - 1
+        return minari.data_collector.EpisodeBuffer(
+            id=number,
+            observations={"a": seen} if nested else seen,
+            actions=np.zeros((length, 1), np.float32),
+            rewards=np.arange(1.0, length + 1),
+            terminations=last & (length == 5),
+            truncations=last & (length < 5),
+        )
+
+    def run(name, lengths, *, nested=False):
+        plain = gym.spaces.Box(0, 99, (2,))
+        spaces = {"observation_space": gym.spaces.Dict(a=plain) if nested else plain}
+        spaces["action_space"] = gym.spaces.Box(-1, 1, (1,))
+        episodes = [episode(number, length, nested) for number, length in enumerate(lengths)]
+        said = dict.fromkeys(("algorithm_name", "author", "author_email", "code_permalink", "description"), "")
+        tasks = dict.fromkeys(("env", "eval_env"), "CartPole-v1")
+        minari.create_dataset_from_buffers(name, episodes, **tasks, **spaces, **said)
 
     return run
 
