@@ -27,6 +27,7 @@ from fidelity_judge import BINS, Judge
 from fidelity_tables import tables
 from reporting import origin, synchronise, write_json
 from simulators import SIMULATORS
+from stretches import make_folder_of
 from tabular_peers import PEERS, TabularPeer, package
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
@@ -251,13 +252,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device = resolve_device(args.device)
         args.our_own = our_own(args, device)
         judge, results = prepare(args, device)
+        if args.out is not None:
+            make_folder_of(args.out)
     except (ImportError, OSError, ValueError, TypeError) as error:  # the last is for settings of another type
         parser.error(str(error))
-    measure(args, device, judge, results)
-    content = results.content()
-    print(tables(content))
-    if args.out is not None:
-        draw_figures(content, args.out)
+    fault = None
+    try:
+        measure(args, device, judge, results)
+        if args.out is not None:
+            draw_figures(results.content(), args.out)
+    except OSError as error:  # such as that of a full disk; what is measured may have taken hours, and is shown
+        fault = error
+    print(tables(results.content()))
+    if fault:
+        parser.exit(2, f"{parser.prog}: error: {fault}; with room for it, the same command adds what is missing\n")
 
 
 if __name__ == "__main__":

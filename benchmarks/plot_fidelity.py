@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from fidelity_tables import FEW, title
+from reporting import writing
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -107,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             content = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             parser.error(f"{path}: expected a result of fidelity.py: {error}")
-        draw(content, path)
+        try:
+            draw(content, path)
+        except OSError as error:
+            parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _judged(content: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +124,8 @@ def _colours(content: dict[str, Any]) -> dict[str, str]:
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=130)
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=130, format="png")
     plt.close(figure)
 
 

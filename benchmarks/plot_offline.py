@@ -23,13 +23,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 from aggregate import COVERAGE, mean_estimate
-from reporting import markdown_table, mean_and_spread
+from reporting import markdown_table, mean_and_spread, writing
+from stretches import make_folder_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 from matplotlib.patches import Patch
-
-from synther_replay.atomic import replacing
 
 # What agents learnt from, in the order of columns, with the colours of Okabe and Ito.
 VARIANTS = {
@@ -405,21 +404,24 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results") / "offline", help="folder to read")
     parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
     args = parser.parse_args()
+    out = args.out or args.results
     try:
         results = read_results(args.results)
         text = table(results)
+        make_folder_of(out / "table.md")
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    out = args.out or args.results
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / "table.md") as path:
-        path.write_text(text)
     print(text)
-    for name, shown in figures(results).items():
-        figure = draw(shown)
-        with replacing(out / f"{name}.png") as path:
-            figure.savefig(path, dpi=150, format="png")
-        plt.close(figure)
+    try:
+        with writing(out / "table.md") as path:
+            path.write_text(text)
+        for name, shown in figures(results).items():
+            figure = draw(shown)
+            with writing(out / f"{name}.png") as path:
+                figure.savefig(path, dpi=150, format="png")
+            plt.close(figure)
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 if __name__ == "__main__":

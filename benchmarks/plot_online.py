@@ -21,7 +21,8 @@ import matplotlib
 import numpy as np
 from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
 from online_results import KNOWN, PARTS, SUBJECT, Run, read_runs, reported_step
-from reporting import markdown_table, mean_and_spread
+from reporting import markdown_table, mean_and_spread, writing
+from stretches import make_folder_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
@@ -168,21 +169,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         runs = read_runs(args.results, args.envs, args.algorithms)
         step = reported_step(runs, args.step)
+        out = args.out or args.results
+        make_folder_of(out / "table.md")
     except ValueError as error:
         parser.error(str(error))
     found = compare_runs(runs, step)
-    out = args.out or args.results
-    out.mkdir(parents=True, exist_ok=True)
     text = report(runs, step, found)
     print(text)
-    (out / "table.md").write_text(text, encoding="utf-8")
-    for ending in (".png", ".svg") if args.svg else (".png",):
-        draw_curves(runs, tuple(dict.fromkeys(args.envs or TASKS)), out / f"online{ending}")
-        if found.tasks:
-            draw_aggregate(runs, found, out / f"aggregate{ending}")
-        else:
-            # one of an earlier call would contradict the table
-            (out / f"aggregate{ending}").unlink(missing_ok=True)
+    try:
+        with writing(out / "table.md") as path:
+            path.write_text(text, encoding="utf-8")
+        for ending in (".png", ".svg") if args.svg else (".png",):
+            draw_curves(runs, tuple(dict.fromkeys(args.envs or TASKS)), out / f"online{ending}")
+            if found.tasks:
+                draw_aggregate(runs, found, out / f"aggregate{ending}")
+            else:
+                # one of an earlier call would contradict the table
+                (out / f"aggregate{ending}").unlink(missing_ok=True)
+    except OSError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
 
 def _algorithms(runs: Sequence[Run]) -> list[str]:
@@ -211,7 +216,8 @@ def _interval_cell(estimate: Estimate | None) -> str | None:
 
 
 def _save(figure: plt.Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130)
+    with writing(path) as temporary:
+        figure.savefig(temporary, dpi=130, format=path.suffix[1:])
     plt.close(figure)
 
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,24 @@ def commit() -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A name to write to, whose file takes the place of `path` in the end; its folder is made.
+
+    Raises:
+        OSError: With the name of the file, which that of a full disk does not have.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with writing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,6 +36,16 @@ def call_main(
         return status, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Fills the disk: from then on no file can be written in one step."""
+
+    def no_room(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "fsync", no_room)
 
 
 @pytest.fixture

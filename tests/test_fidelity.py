@@ -217,6 +217,41 @@ def test_bad_input_is_refused(run, capsys, changes, message, tmp_path, monkeypat
     assert not (tmp_path / "result.json").exists()
 
 
+def test_on_a_full_disk_what_is_measured_is_at_least_told(run, full_disk, capsys, tmp_path):
+    run(set="steps=10")
+    before = (tmp_path / "result.json").read_text()
+    full_disk()
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    told, errors = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "| synther-tiny-steps-20 | whole set | 29400 |" in told
+    assert "result.json: cannot be written (No space left on device); with room for it, the same command" in errors
+    assert len(errors.splitlines()) == 1
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_figures_that_cannot_be_written_are_named_and_the_result_is_kept(run, full_disk, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    run()
+    genuine = fidelity.draw_figures
+    monkeypatch.setattr(fidelity, "draw_figures", lambda *given: (full_disk(), genuine(*given)))
+    monkeypatch.delitem(sys.modules, "plot_fidelity")
+    with pytest.raises(SystemExit) as stopped:
+        run(figures=True)
+    assert stopped.value.code == 2
+    assert "result-histograms.png: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_fitted(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(fidelity, "measure", lambda *_: pytest.fail("it fitted"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        run(out=tmp_path / "file" / "result.json")
+    assert "out: expected a folder to write to" in capsys.readouterr().err
+
+
 def test_a_file_about_something_else_is_left_alone(run, capsys, tmp_path):
     out = tmp_path / "result.json"
     for text in ("{}", "[1", '{"sources": 3}'):

@@ -1,7 +1,5 @@
 """Regenerated data sets: what is in the files, that a seed fixes it, and what happens when something goes wrong."""
 
-import errno
-import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -259,11 +257,8 @@ def test_all_are_those_for_which_there_are_policies(tmp_path, run, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == ["hopper-random-regen.hdf5"]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, run, monkeypatch, capsys):
-    def no_room(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_room)
+def test_a_full_disk_leaves_nothing(tmp_path, run, full_disk, capsys):
+    full_disk()
     assert run("hopper-random", "--rows", "50") == 1
     assert "hopper-random-regen.hdf5: cannot be written, nothing of it is left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -362,6 +362,39 @@ def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
     assert "found none" in capsys.readouterr().err
 
 
+@pytest.fixture
+def call(tmp_path, call_main):
+    """The program on a folder with one result; gives its exit status, output and errors."""
+    write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
+    return lambda out: call_main(plot_offline.main, "plot_offline.py", "--results", tmp_path, "--out", out)
+
+
+def test_on_a_full_disk_the_table_is_told_and_what_cannot_be_written(tmp_path, call, full_disk):
+    full_disk()
+    status, told, errors = call(tmp_path / "out")
+    assert (status, told) == (2, "\n".join(lines(tmp_path)) + "\n\n")
+    path = tmp_path / "out" / "table.md"
+    assert errors == f"plot_offline.py: error: {path}: cannot be written (No space left on device)\n"
+    assert not list(path.parent.iterdir())
+
+
+def test_a_figure_that_cannot_be_written_is_named(tmp_path, call, full_disk, monkeypatch):
+    genuine = plot_offline.draw
+    monkeypatch.setattr(plot_offline, "draw", lambda shown: (full_disk(), genuine(shown))[1])
+    status, _, errors = call(tmp_path / "out")
+    path = tmp_path / "out" / "offline.png"
+    assert (status, errors) == (2, f"plot_offline.py: error: {path}: cannot be written (No space left on device)\n")
+    assert [path.name for path in path.parent.iterdir()] == ["table.md"]
+
+
+def test_a_file_is_no_folder_to_write_to(tmp_path, call):
+    path = tmp_path / "file"
+    path.write_text("")
+    status, _, errors = call(path)
+    assert status == 2
+    assert f"plot_offline.py: error: out: expected a folder to write to, got {path}" in errors
+
+
 def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])

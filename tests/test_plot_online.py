@@ -175,6 +175,21 @@ def test_tables_figures_and_printed_text(tmp_path, capsys):
     assert not list(tmp_path.glob("*.png"))
 
 
+def test_what_cannot_be_written_is_named_and_the_tables_are_told(tmp_path, capsys, full_disk):
+    write(tmp_path, "cheetah-run", "sac", [7.0])
+    (tmp_path / "file").write_text("")
+    said = refusal(capsys, "--results", tmp_path, "--out", tmp_path / "file")
+    assert f"out: expected a folder to write to, got {tmp_path / 'file'}" in said
+    full_disk()
+    with pytest.raises(SystemExit) as stopped:
+        plot_online.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
+    told, errors = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "| cheetah-run | **7** (1 seed) |" in told
+    assert errors.endswith(f"error: {tmp_path / 'out' / 'table.md'}: cannot be written (No space left on device)\n")
+    assert len(errors.splitlines()) == 1
+
+
 def test_failed_seeds_are_counted_and_score_zero_in_the_aggregates(tmp_path, capsys):
     write(tmp_path, "cheetah-run", "sac", [None, None], machine={"cpu": "y"})
     write(tmp_path, "cheetah-run", "synther-fast", [400.0, None, 600.0, 800.0])
