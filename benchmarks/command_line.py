@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from synther_replay import GeneratorConfig
@@ -34,6 +36,12 @@ def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "")
     parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
     parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
     parser.add_argument("--device", default="auto")
+
+
+def failed(status: int, why: object) -> int:
+    """Say in a sentence why a program fails; gives the status that it ends with."""
+    print(f"{Path(sys.argv[0]).name}: error: {why}", file=sys.stderr)
+    return status
 
 
 def generator_of(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:

@@ -29,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 
 import numpy as np
 import torch
+from command_line import failed
 from datasets import Dataset, load, normalised_score
 from evaluation import end_with_parent, mean_return
 from gymnasium.spaces import Box
@@ -36,7 +37,7 @@ from offline_d4rl import RESULTS
 from offline_data import DataSource
 from offline_settings import Cell
 from reporting import origin, sign, write_json
-from stretches import checkpoint_beside, is_done, make_folder_of
+from stretches import checkpoint_beside, is_done, make_folder_of, save_result
 from tasks import agent_seed
 from workers import worker_context
 
@@ -173,8 +174,7 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
     result = {**{name: getattr(cell, name) for name in _SHOWN}, "algo": path.stem, "seeds": list(seeds), **about}
     result |= {"curve": curve, "final": curve[-1]["scores"], "wall_seconds": {"total": state["seconds"]}}
     result |= {name: state[name] for name in ("made_on", "settings")}
-    write_json(path, {**result, **origin(_CPU)})
-    checkpoint.unlink()
+    save_result(path, {**result, **origin(_CPU)})
     return result
 
 
@@ -205,8 +205,9 @@ def main() -> int:
             else:
                 print(run_to_file(path, check, source, args.workers)["final"])
     except (ValueError, OSError, ImportError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
+        return failed(2, error)
+    except KeyboardInterrupt:
+        return failed(130, "interrupted; the same command goes on with the seeds that are missing")
     return 0
 
 

@@ -22,13 +22,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import GENERATOR_PRESETS, add_run_options, setting
+from command_line import GENERATOR_PRESETS, add_run_options, failed, setting
 from dataset_files import regenerated_folder
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
 from offline_run import run_to_file
 from offline_settings import ALGORITHMS, DATA, NETWORKS, Cell
-from stretches import is_done
+from stretches import checkpoint_beside, is_done, what_follows
 
 from synther_replay.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
@@ -143,11 +143,13 @@ def main() -> int:
             run = run_to_file(path, cell, source, **limits)
             runs += 1
         except (ValueError, OSError, ImportError, MemoryError, DivergedError, GenerationError) as error:
-            return _refused(str(error))
+            return failed(2, error)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return _refused(f"no memory for {cell.seeds} agents of {cell.name}, fewer --seeds need less: {error}")
+            return failed(2, f"no memory for {cell.seeds} agents of {cell.name}, fewer --seeds need less: {error}")
+        except KeyboardInterrupt:
+            return failed(130, f"{path}: was interrupted; {what_follows(checkpoint_beside(path))}")
         if not run.finished:
             print(f"stopped at update {run.updates:,} of {cell.steps:,}; the same command goes on")
             break
@@ -155,12 +157,6 @@ def main() -> int:
         del run
         gc.collect()  # captured graphs hold their memory
     return 0
-
-
-def _refused(why: str) -> int:
-    """Say it, for `main` to end with."""
-    print(f"{Path(sys.argv[0]).name}: error: {why}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -14,12 +14,17 @@ from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
 from products import choose_precision
-from reporting import mean_and_spread, origin, sign, synchronise, write_json
-from safetensors import SafetensorError
-from stretches import Stopwatch, checkpoint_beside, differences, make_folder_of, run_in_stretches
+from reporting import mean_and_spread, origin, sign, synchronise
+from stretches import (
+    Stopwatch,
+    checkpoint_beside,
+    make_folder_of,
+    run_in_stretches,
+    save_result,
+    save_state,
+    saved_state,
+)
 from tasks import agent_seed
-
-from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "offline run"
 STRETCH = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
@@ -43,22 +48,13 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
     """
     checkpoint = checkpoint_beside(path)
     if checkpoint.exists():
-        saved_state(checkpoint, cell)  # what cannot be continued is refused now, and not after a generator is fitted
+        saved_state(checkpoint, KIND, cell)  # what cannot be continued is refused before a generator is fitted
     source.dataset(cell)  # one that is not there leaves no folder behind
     make_folder_of(path)
     run = OfflineRun(cell, source)
     if run.run(checkpoint, **limits):
-        write_json(path, {**run.result(), **origin(source.device)})
-        checkpoint.unlink(missing_ok=True)
+        save_result(path, {**run.result(), **origin(source.device)})
     return run
-
-
-def saved_state(checkpoint: Path, cell: Cell) -> dict[str, Any]:
-    """Where a run was left; one of other settings is refused."""
-    state = load_checkpoint(checkpoint, KIND)
-    if other := differences(state["settings"], cell.to_json()):
-        raise ValueError(f"{checkpoint} was made with other settings ({other}); remove it, or choose another --out")
-    return state
 
 
 class OfflineRun:
@@ -200,14 +196,11 @@ class OfflineRun:
                 "seconds": self.watch.wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
-            try:
-                save_checkpoint(path, KIND, state)
-            except (OSError, SafetensorError) as error:  # the second is how safetensors says that a disk is full
-                raise OSError(f"{path}: the run cannot be saved, what was saved before is kept ({error})") from error
+            save_state(path, KIND, state)
         self.report(f"saved at update {self.updates:,}")
 
     def _load(self, path: Path) -> None:
-        state = saved_state(path, self.cell)
+        state = saved_state(path, KIND, self.cell)
         if state["rows"] != self.rows.fingerprint():
             raise ValueError(
                 f"{path} is of a run with other rows: the data set was made anew, or this machine generates others; "

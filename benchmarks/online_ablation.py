@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, REFIT, add_run_options
+from command_line import PRESETS, REFIT, add_run_options, failed
 from online_run import run_to_file
 from online_settings import Settings
 from reporting import markdown_table, mean_and_spread
@@ -99,9 +99,10 @@ def main() -> int:
         results_in(folder, args.sizes)  # before the runs, and not when they are to be shown
         run_variants(folder, args)
         print(table(folder))
-    except ValueError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        return failed(2, error)
+    except KeyboardInterrupt:
+        return failed(130, "interrupted; the same command goes on with the variant that is not finished")
     return 0
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import PRESETS, REFIT, add_run_options, setting
+from command_line import PRESETS, REFIT, add_run_options, failed, setting
 from online_run import run_to_file
 from online_settings import ALGORITHMS, Settings
-from stretches import is_done
+from stretches import checkpoint_beside, is_done, what_follows
 
 from synther_replay.checks import resolve_device, whole_number
 
@@ -114,9 +114,10 @@ def main() -> int:
             size = f"{settings.seeds} seed(s) to {settings.steps:,} steps"
             warnings.warn(f"no GPU: {size} on the CPU, which is slow", stacklevel=2)
         run = run_to_file(path, settings, args.device, **limits)
-    except ValueError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
+    except (ValueError, OSError) as error:
+        return failed(2, error)
+    except KeyboardInterrupt:
+        return failed(130, f"{path}: was interrupted; {what_follows(checkpoint_beside(path))}")
     if not run.finished:
         print(f"stopped at step {run.progress.step:,} of {settings.steps:,}; the same command goes on")
         return 0

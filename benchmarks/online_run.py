@@ -19,12 +19,11 @@ from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
 from products import choose_precision
-from reporting import mean_and_spread, origin, sign, synchronise, write_json
-from stretches import checkpoint_beside, differences, make_folder_of, run_in_stretches
+from reporting import mean_and_spread, origin, sign, synchronise
+from stretches import checkpoint_beside, make_folder_of, run_in_stretches, save_result, save_state, saved_state
 from tasks import Task, agent_seed
 from workers import Environments, Steps, worker_context
 
-from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
 KIND = "online run"
@@ -46,10 +45,8 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
     """
     run = OnlineRun(settings, device)
     make_folder_of(path)
-    checkpoint = checkpoint_beside(path)
-    if run.run(checkpoint, **limits):
-        write_json(path, {**run.result(), **origin(device)})
-        checkpoint.unlink(missing_ok=True)
+    if run.run(checkpoint_beside(path), **limits):
+        save_result(path, {**run.result(), **origin(device)})
     return run
 
 
@@ -224,13 +221,11 @@ class OnlineRun:
         self._collect(evaluator, wait=True)
         with self.progress.clock("checkpoint"):
             settings = {"settings": self.settings.to_json()}
-            save_checkpoint(path, KIND, {**settings, **self.progress.state_dict(), **self.agents.state_dict()})
+            save_state(path, KIND, {**settings, **self.progress.state_dict(), **self.agents.state_dict()})
         self.report(f"saved at step {self.progress.step:,}")
 
     def _load(self, path: Path) -> None:
-        state = load_checkpoint(path, KIND)
-        if other := differences(state["settings"], self.settings.to_json()):
-            raise ValueError(f"{path} was made with other settings ({other}); remove it, or choose another --out")
+        state = saved_state(path, KIND, self.settings)
         self.progress.load_state_dict(state)
         self.agents.load_state_dict(state)
 

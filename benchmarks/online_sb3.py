@@ -28,12 +28,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 import gymnasium as gym
 import numpy as np
 import torch
+from command_line import failed
 from evaluation import mean_return
 from policies import Policy
-from reporting import mean_and_spread, origin, write_json
+from reporting import mean_and_spread, origin
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from stretches import is_done, make_folder_of
+from stretches import is_done, make_folder_of, save_result
 from tasks import Task, agent_seed
 from workers import worker_context
 
@@ -184,7 +185,7 @@ def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, 
     result = {"env": settings.env, "algo": settings.name, "preset": None, "seeds": list(seeds), "utd": utd}
     result |= {"steps": settings.steps, "curve": curve, "settings": settings.to_json()}
     result |= {"wall_seconds": {"total": round(time.monotonic() - begun, 2)}}
-    write_json(path, {**result, **origin(torch.device(settings.device))})
+    save_result(path, {**result, **origin(torch.device(settings.device))})
     return curve
 
 
@@ -226,10 +227,10 @@ def main() -> int:
             print(f"{path} is there already")
             return 0
         make_folder_of(path)
-    except ValueError as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        return 2
-    for point in run_to_file(path, settings, args.workers):
+        curve = run_to_file(path, settings, args.workers)
+    except (ValueError, OSError) as error:
+        return failed(2, error)
+    for point in curve:
         print(f"{settings.env} step {point['step']:,}: {mean_and_spread(point['returns'], 1)}")
     print(path)
     return 0

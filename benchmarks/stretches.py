@@ -1,17 +1,24 @@
 """What runs that can be stopped and continued have in common.
 
-Where their results and checkpoints are and whether they are of the same settings, where their time goes, and when they
-save and stop.
+Where their results and checkpoints are and whether they are of the same settings, what is left where one breaks off,
+where their time goes, and when they save and stop.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+from reporting import write_json
+from safetensors import SafetensorError
+
+from synther_replay.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.errors import CheckpointError
 
 _ABSENT = "absent"  # a setting that is not there is not the same as None
 
@@ -25,6 +32,8 @@ def make_folder_of(result: Path) -> None:
     """Make the folder of a result before the run, and not when there is a result to lose."""
     try:
         result.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(result.parent, os.W_OK):
+            raise PermissionError("it cannot be written to")
     except OSError as error:
         raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
 
@@ -54,6 +63,56 @@ def read_result(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); remove it first") from error
     return content
+
+
+def saved_state(checkpoint: Path, kind: str, settings: HasSettings) -> dict[str, Any]:
+    """Where a run was left; one of other settings is refused."""
+    try:
+        state = load_checkpoint(checkpoint, kind)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; remove it to begin again") from error
+    if other := differences(state["settings"], settings.to_json()):
+        raise ValueError(f"{checkpoint} was made with other settings ({other}); remove it, or choose another --out")
+    return state
+
+
+def save_state(checkpoint: Path, kind: str, state: dict[str, Any]) -> None:
+    """Save where a run is.
+
+    Raises:
+        OSError: There is no room; the message says what is left.
+    """
+    try:
+        save_checkpoint(checkpoint, kind, state)
+    except (OSError, SafetensorError) as error:  # the second is how safetensors says that a disk is full
+        raise OSError(
+            f"{checkpoint}: the run cannot be saved ({error}); with room for it {what_follows(checkpoint)}"
+        ) from error
+
+
+def save_result(path: Path, result: dict[str, Any]) -> None:
+    """Write the result of a run that is finished, which needs no checkpoint any more.
+
+    Raises:
+        OSError: There is no room. The result is printed where it can be, so that it is not lost.
+    """
+    try:
+        write_json(path, result)
+    except OSError as error:
+        instead = "it is printed instead, to be put there, or "
+        try:
+            print(json.dumps(result), flush=True)
+        except OSError:  # the output goes to a file on the same disk
+            instead = ""
+        raise OSError(f"{error}; {instead}with room for it {what_follows(checkpoint_beside(path))}") from error
+    checkpoint_beside(path).unlink(missing_ok=True)
+
+
+def what_follows(checkpoint: Path) -> str:
+    """What comes of a run that broke off, in words."""
+    if checkpoint.exists():
+        return "the same command goes on from what was saved last"
+    return "the same command begins again, as nothing was saved"
 
 
 def differences(found: Any, wanted: Any, name: str = "settings") -> str:

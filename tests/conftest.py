@@ -39,13 +39,14 @@ def call_main(
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Fills the disk: from then on no file can be written in one step."""
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Fills the disk: from then on no file can be written in one step, until it is called with `full=False`."""
+    genuine = os.fsync
 
     def no_room(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    return lambda: monkeypatch.setattr(os, "fsync", no_room)
+    return lambda *, full=True: monkeypatch.setattr(os, "fsync", no_room if full else genuine)
 
 
 @pytest.fixture

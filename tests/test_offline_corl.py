@@ -307,6 +307,17 @@ class TestGoingOn:
         for name in ("curve", "final", "seeds", "settings", "made_on"):
             assert in_parts[name] == at_once[name]
 
+    def test_an_interrupt_is_told_in_a_sentence(self, call, stopped, monkeypatch):
+        before = stopped.read_bytes()
+
+        def run(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(offline_corl, "run", run)
+        said = "interrupted; the same command goes on with the seeds that are missing"
+        assert call()[::2] == (130, f"offline_corl.py: error: {said}\n")
+        assert stopped.read_bytes() == before
+
     def test_time_adds_up(self, call, out, stopped):
         state = json.loads(stopped.read_text())
         stopped.write_text(json.dumps({**state, "seconds": 1000.0}))

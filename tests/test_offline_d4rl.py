@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_d4rl
 import offline_run
 from datasets import load, write
+from learners.offline import OfflineLearner
 from offline_data import DataSource
 from offline_settings import Cell
 
@@ -364,6 +365,41 @@ class TestRunning:
         answer = call(*self.PAIRS)
         expect_refusal(answer, f"offline_d4rl.py: error: {error}")
         assert self.results(out) == ["iql-real.json", "td3bc-real.json"]
+
+    def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(self, call, out, full_disk):
+        arguments, path = ("--dataset", HOPPER, "--algo", "td3bc", *SMALL), out / HOPPER / "td3bc-real.json"
+        full_disk()
+        status, told, errors = call(*arguments)
+        begins = f"offline_d4rl.py: error: {path}: cannot be written (No space left on device); "
+        assert (status, len(errors.splitlines())) == (2, 1)
+        assert errors.startswith(begins)
+        assert not self.results(out)
+        path.write_text(told.splitlines()[-1])
+        assert call(*arguments)[:2] == (0, f"{path} is there already\n")
+
+    @pytest.mark.parametrize(
+        ("saves", "follows"),
+        [((), "begins again, as nothing was saved"), (("--checkpoint-every", "0"), "goes on from what was saved last")],
+    )
+    def test_an_interrupt_is_told_in_a_sentence(self, saves, follows, call, out, monkeypatch):
+        arguments = ("--dataset", HOPPER, "--algo", "td3bc", *SMALL)
+        learn, left = OfflineLearner.learn, [5]  # more than the first stretch has
+
+        def interrupted(self):
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            learn(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OfflineLearner, "learn", interrupted)
+            status, _, errors = call(*arguments, *saves)
+        path = out / HOPPER / "td3bc-real.json"
+        said = f"offline_d4rl.py: error: {path}: was interrupted; the same command {follows}\n"
+        assert (status, errors) == (130, said)
+        status, told, _ = call(*arguments)
+        assert status == 0
+        assert ("continued at update 16" in told) == bool(saves)
 
     def test_a_gpu_that_is_full_is_told_in_a_sentence(self, call, out, monkeypatch):
         def learner(self, rows):

@@ -350,7 +350,7 @@ class TestContinuing:
         contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
         contents["other kind"] = (tmp_path / "other").read_bytes()
         checkpoint.write_bytes(contents[damage])
-        with pytest.raises(CheckpointError, match="path: "):
+        with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
             run_through(checkpoint, cell())
         assert checkpoint.read_bytes() == contents[damage]
 
@@ -369,11 +369,18 @@ class TestContinuing:
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpoints, "save_file", half)
-            with pytest.raises(OSError, match=r"in/c: the run cannot be saved.*No space left on device"):
+            told = r"in/c: the run cannot be saved \(No space left on device\); .* goes on from what was saved last"
+            with pytest.raises(OSError, match=told):
                 run_through(checkpoint, cell(), time_limit=0)
         assert [path.name for path in checkpoint.parent.iterdir()] == ["c"]
         assert checkpoint.read_bytes() == saved
         assert same(outcome(run_through(checkpoint, cell())), expected)
+
+    def test_a_full_disk_keeps_nothing_where_nothing_was_saved(self, tmp_path, run_through, full_disk):
+        full_disk()
+        with pytest.raises(OSError, match=r"the run cannot be saved .* begins again, as nothing was saved"):
+            run_through(tmp_path / "c", cell(), time_limit=0)
+        assert not (tmp_path / "c").exists()
 
     def test_time_goes_on_counting(self, tmp_path, run_through):
         spent = run_through(tmp_path / "c", cell(data="synther"), time_limit=0).watch.wall_seconds()
@@ -478,6 +485,31 @@ class TestToFile:
         (tmp_path / "file").write_text("")
         with pytest.raises(ValueError, match="out: expected a folder to write to"):
             run_to_file(tmp_path / "file" / "x" / "td3bc-real.json", cell(), source)
+
+    def test_so_is_one_that_must_not_be_written(self, tmp_path, source, monkeypatch):
+        monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
+        monkeypatch.setattr(stretches.os, "access", lambda *_: False)  # as it is for all but root
+        with pytest.raises(ValueError, match=r"out: expected a folder to write to, got .*cannot be written to"):
+            run_to_file(tmp_path / "td3bc-real.json", cell(), source)
+
+    def test_a_result_that_cannot_be_written_is_printed_and_what_was_saved_stays(
+        self, tmp_path, source, full_disk, capsys
+    ):
+        path, of = tmp_path / "td3bc-real.json", cell()
+        run_to_file(path, of, source, time_limit=0)
+        told = r"td3bc-real\.json: cannot be written .*; it is printed instead.* goes on from what was saved last"
+        full_disk()
+        with pytest.raises(OSError, match=told):
+            run_to_file(path, of, source)
+        printed = capsys.readouterr().out.splitlines()[-1]
+        assert [p.name for p in tmp_path.iterdir()] == [".td3bc-real.checkpoint"]
+        full_disk(full=False)
+        run_to_file(path, of, source)
+        found, expected = json.loads(printed), json.loads(path.read_text())
+        assert found.keys() == expected.keys()
+        assert found["curve"] == expected["curve"]
+        path.write_text(printed)
+        assert is_done(path, of)
 
     def test_a_set_that_is_not_there_leaves_no_folder(self, tmp_path, source):
         with pytest.raises(FileNotFoundError, match="hopper-random"):

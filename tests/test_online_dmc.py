@@ -210,6 +210,32 @@ class TestRunning:
         assert str(checkpoint) in errors
         assert checkpoint.read_bytes() == b"nothing of ours"
 
+    def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(self, call, tmp_path, full_disk):
+        arguments, path = ("--env", "Pendulum-v1", "--algo", "sac", *SMALL), tmp_path / "Pendulum-v1" / "sac.json"
+        full_disk()
+        status, told, errors = call(*arguments)
+        assert (status, len(errors.splitlines())) == (2, 1)
+        assert errors.startswith(f"online_dmc.py: error: {path}: cannot be written (No space left on device); ")
+        assert not list(path.parent.iterdir())
+        path.write_text(told.splitlines()[-1])
+        assert call(*arguments)[:2] == (0, f"{path} is there already\n")
+
+    def test_an_interrupt_is_told_in_a_sentence(self, call, tmp_path, monkeypatch):
+        arguments, path = ("--env", "Pendulum-v1", "--algo", "sac", *SMALL), tmp_path / "Pendulum-v1" / "sac.json"
+
+        def interrupted(self):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(online_stand_ins.Environments, "end_step", interrupted)
+            said = f"online_dmc.py: error: {path}: was interrupted; the same command "
+            assert call(*arguments)[::2] == (130, f"{said}begins again, as nothing was saved\n")
+        call(*arguments, "--time-limit", "0")
+        with monkeypatch.context() as patch:
+            patch.setattr(online_stand_ins.Environments, "end_step", interrupted)
+            assert call(*arguments)[::2] == (130, f"{said}goes on from what was saved last\n")
+        assert "continued at step 50" in call(*arguments)[1]
+
     def test_on_a_cpu_one_is_warned(self, monkeypatch, tmp_path):
         class Ran(Exception):
             pass
@@ -347,6 +373,22 @@ class TestAblation:
         status, _, errors = call("--env", "Pendulum-v1", *SMALL, module=online_ablation, script="online_ablation.py")
         assert status == 2
         assert errors.startswith("online_ablation.py: error: ")
+
+    @pytest.mark.parametrize(
+        ("fault", "status", "said"),
+        [
+            (OSError("No space left on device"), 2, "No space left on device"),
+            (KeyboardInterrupt(), 130, "interrupted; the same command goes on with the variant that is not finished"),
+        ],
+        ids=["full disk", "interrupt"],
+    )
+    def test_what_ends_early_is_told_in_a_sentence(self, fault, status, said, call, monkeypatch):
+        def run_to_file(*_, **__):
+            raise fault
+
+        monkeypatch.setattr(online_ablation, "run_to_file", run_to_file)
+        answer = call("--env", "Pendulum-v1", *SMALL, module=online_ablation, script="online_ablation.py")
+        assert answer[::2] == (status, f"online_ablation.py: error: {said}\n")
 
     def test_results_go_out_of_the_way_of_those_that_are_published(self, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["online_ablation.py", "--env", "x", "--device", "cpu"])

@@ -274,9 +274,22 @@ class TestContinuing:
         flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
         checkpoint.write_bytes(contents[damage])
-        with pytest.raises(CheckpointError, match="path: "):
+        with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
             run_through(checkpoint, settings("sac"))
         assert checkpoint.read_bytes() == contents[damage]
+
+    def test_a_full_disk_is_named_and_the_last_checkpoint_kept(self, tmp_path, full_disk):
+        full_disk()
+        with pytest.raises(OSError, match=r"c: the run cannot be saved .* begins again, as nothing was saved"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        assert not list(tmp_path.iterdir())
+        full_disk(full=False)
+        run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        saved = (tmp_path / "c").read_bytes()
+        full_disk()
+        with pytest.raises(OSError, match=r"c: the run cannot be saved .* goes on from what was saved last"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        assert (tmp_path / "c").read_bytes() == saved
 
     def test_environments_that_do_not_come_back_are_warned_of(self, tmp_path, monkeypatch):
         run_through(tmp_path / "c", settings("sac"), time_limit=0)

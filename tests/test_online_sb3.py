@@ -150,6 +150,17 @@ def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, 
     assert path.read_bytes() == before
 
 
+def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(call_main, full_disk, monkeypatch, tmp_path):
+    monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "run", lambda settings, seed: {20: 4.0})
+    full_disk()
+    arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
+    status, told, errors = call_main(online_sb3.main, "online_sb3.py", *arguments)
+    assert status == 2
+    assert errors.startswith(f"online_sb3.py: error: {tmp_path}/Pendulum-v1/sb3-sac.json: cannot be written (No space")
+    assert json.loads(told)["curve"] == [{"step": 20, "returns": [4.0]}]
+
+
 @pytest.fixture
 def refusal(call_main, monkeypatch):
     """What the program says to arguments that it does not take."""
