@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +28,11 @@ _environments: dict[str, Environment] = {}  # of a worker process, built once
 
 
 def end_with_parent() -> None:
-    """Let this worker end when the learner is killed: it would wait for work for ever."""
+    """Let this worker end when the learner is killed: it would wait for work for ever.
+
+    An interrupt from the keyboard goes to both. The learner has something to say then, and this one just ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def wait() -> None:
         parent = multiprocessing.parent_process()

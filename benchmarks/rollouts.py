@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -118,11 +117,6 @@ class _Here(Executor):
         return future
 
 
-def _prepare_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks for pieces is interrupted, and ends the processes
-    end_with_parent()
-
-
 class Studio:
     """Processes that play.
 
@@ -137,7 +131,7 @@ class Studio:
         if workers > 1:
             # Each process has a core, so its products want no threads. The variable is read where NumPy is loaded.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=_prepare_process)
+            self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=end_with_parent)
 
     def pieces(self, player: Player, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
         """Pieces 0, 1, 2, ... until together they have at least so many rows.

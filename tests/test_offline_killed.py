@@ -1,4 +1,4 @@
-"""Programs of the offline benchmark that are killed in earnest, by a signal that nothing in them can answer."""
+"""Programs of the offline benchmark that are ended in earnest, by a signal that nothing can answer or by Ctrl-C."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def start(command, variables):
     """With a commit that stays the same while the tests run."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SYNTHER_REPLAY_COMMIT": "abc", **variables}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *command], env=environment, **pipes)
+    # A group of its own, which an interrupt from the keyboard goes to.
+    return subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **pipes)
 
 
 def finish(command):
@@ -80,18 +82,35 @@ def finish(command):
     return said
 
 
-def kill_when(there, command, variables=None):
-    """Kill the process itself, and not its workers, as soon as `there` gives something."""
+def kill(process):
+    """The process itself, and not its workers."""
+    process.kill()
+    return -signal.SIGKILL
+
+
+def interrupt(process):
+    """All of them, as Ctrl-C does."""
+    with suppress(ProcessLookupError):  # it may have ended by itself
+        os.killpg(process.pid, signal.SIGINT)
+    return 130
+
+
+def end_when(there, command, variables=None, *, end=kill):
+    """End the process as soon as `there` gives something; gives what was said."""
     deadline = time.monotonic() + PATIENCE
     with start(command, variables or {}) as process:
         try:
             while not (seen := there()) and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.005)
         finally:
+            expected = end(process)
+        try:
+            said, _ = process.communicate(timeout=PATIENCE)  # workers have the pipe too: this waits until they are gone
+        finally:
             process.kill()
-        said, _ = process.communicate(timeout=PATIENCE)  # workers have the pipe too: this waits until they are gone
-    assert process.returncode == -signal.SIGKILL, f"it ended before it could be killed:\n{said}"
+    assert process.returncode == expected, f"it ended before it could be killed:\n{said}"
     assert seen, f"it did not come in {PATIENCE} s to where it is to be killed:\n{said}"
+    return said
 
 
 def unfinished(folder, name="*"):
@@ -113,13 +132,13 @@ def expect_same_result(place, never_killed):
 
 def test_killed_while_it_learns_and_again_while_it_writes_its_result(learn, never_killed, stalled, tmp_path):
     result, checkpoint = tmp_path / RESULT, (tmp_path / RESULT).with_name(f".{RESULT.stem}.checkpoint")
-    kill_when(checkpoint.exists, learn(tmp_path))
+    end_when(checkpoint.exists, learn(tmp_path))
     assert checkpoint.exists()
     assert not result.exists()
 
     # Synthetic rows are there and nothing is saved on the way, so the result is the first that it writes.
     unsaved = [*learn(tmp_path), "--checkpoint-every", "3600"]
-    kill_when(lambda: unfinished(result.parent, f"{result.name}.*"), unsaved, stalled)
+    end_when(lambda: unfinished(result.parent, f"{result.name}.*"), unsaved, stalled)
     assert unfinished(result.parent)
     assert not result.exists()
 
@@ -127,9 +146,19 @@ def test_killed_while_it_learns_and_again_while_it_writes_its_result(learn, neve
     expect_same_result(tmp_path, never_killed)
 
 
+def test_interrupted_while_it_learns(learn, never_killed, tmp_path):
+    result, checkpoint = tmp_path / RESULT, (tmp_path / RESULT).with_name(f".{RESULT.stem}.checkpoint")
+    said = end_when(checkpoint.exists, learn(tmp_path), end=interrupt)
+    told = f"offline_d4rl.py: error: {result}: was interrupted; the same command goes on from what was saved last"
+    assert said.splitlines()[-1] == told
+    assert "Traceback" not in said  # of its workers, either
+    assert "continued at update " in finish(learn(tmp_path))
+    expect_same_result(tmp_path, never_killed)
+
+
 def test_killed_while_it_writes_synthetic_rows(learn, never_killed, stalled, tmp_path):
     kept = tmp_path / "upsampled"
-    kill_when(lambda: unfinished(kept), learn(tmp_path), stalled)
+    end_when(lambda: unfinished(kept), learn(tmp_path), stalled)
     (left,) = unfinished(kept)
     assert names(kept) == [left.name]  # under any other it would be taken for whole
     assert not (tmp_path / RESULT).exists()
@@ -147,7 +176,7 @@ def test_killed_while_it_writes_synthetic_rows(learn, never_killed, stalled, tmp
 
 def test_killed_while_it_writes_a_data_set(sets, stalled, tmp_path):
     out = tmp_path / "sets"
-    kill_when(lambda: unfinished(out), [*MAKE, "--out", out], stalled)
+    end_when(lambda: unfinished(out), [*MAKE, "--out", out], stalled)
     (left,) = unfinished(out)
     assert names(out) == [left.name]
 
