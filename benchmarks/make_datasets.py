@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command_line import failed
 from dataset_files import RECIPES, REGENERATED
 from dataset_format import Rows, paired, read, write
 from datasets import normalised_score, regenerated_folder
@@ -187,23 +188,23 @@ def main() -> int:
     try:
         orders, left_out = plan(args)
     except (ValueError, MissingPolicyError, OSError, ImportError) as error:
-        return _failed(2, error)
+        return failed(2, error)
     with Studio(args.workers) as studio:
         for made_by, path in orders:
             begun = time.perf_counter()
             try:
                 attributes = make(made_by, args.seed, path, studio)
             except KeyboardInterrupt:
-                return _failed(130, f"{path}: was interrupted, nothing of it is written")
+                return failed(130, f"{path}: was interrupted, nothing of it is written")
             except BrokenProcessPool:
-                return _failed(1, f"{path}: a process that plays has died, nothing of it is written")
+                return failed(1, f"{path}: a process that plays has died, nothing of it is written")
             except OSError as error:
-                return _failed(1, f"{path}: cannot be written, nothing of it is left: {error}")
+                return failed(1, f"{path}: cannot be written, nothing of it is left: {error}")
             except ValueError as error:
-                return _failed(1, error)
+                return failed(1, error)
             print(_line(path, attributes, time.perf_counter() - begun), flush=True)
     for sentence in left_out:
-        _failed(1, sentence)
+        failed(1, sentence)
     return 1 if left_out else 0
 
 
@@ -214,11 +215,6 @@ def _line(path: Path, attributes: dict[str, Any], seconds: float) -> str:
         found = f"{returns['episodes']:,} episodes of {returns['mean']:.1f} +- {returns['std']:.1f}"
     score = "" if returns["score"] is None else f", score {returns['score']:.1f}"
     return f"{path}: {rows:,} rows, {found}{score}, {seconds:.0f} s, {rows / seconds:,.0f} rows/s"
-
-
-def _failed(status: int, message: object) -> int:
-    print(f"make_datasets.py: error: {message}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

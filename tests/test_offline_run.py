@@ -511,6 +511,15 @@ class TestToFile:
         path.write_text(printed)
         assert is_done(path, of)
 
+    def test_where_it_cannot_be_printed_either_it_does_not_say_so(self, tmp_path, source, full_disk, monkeypatch):
+        def no_room(*_, **__):
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(stretches, "print", no_room, raising=False)
+        full_disk()
+        with pytest.raises(OSError, match=r"real\.json: cannot be written \([^)]*\); with room for it .* begins again"):
+            run_to_file(tmp_path / "td3bc-real.json", cell(), source)
+
     def test_a_set_that_is_not_there_leaves_no_folder(self, tmp_path, source):
         with pytest.raises(FileNotFoundError, match="hopper-random"):
             run_to_file(tmp_path / "deep" / "td3bc-real.json", cell(dataset="hopper-random-regen"), source)
