@@ -10,6 +10,7 @@ from datasets import Dataset, load
 from learners.augment import AUGMENTATIONS
 from learners.rows import SharedRows
 from offline_settings import Cell
+from starts import start_counts
 from stretches import read_result
 from terminals import terminal_counts
 from upsampled import Upsampled
@@ -64,6 +65,8 @@ class DataSource:
             about |= {"synthetic_rows": len(synthetic), **made}
             kinds = {"real": real, "synthetic": synthetic}
             about["terminals"] = {kind: terminal_counts(cell.task, rows) for kind, rows in kinds.items()}
+            whole = self._load(cell.dataset)  # a subsample has no episodes
+            about["starts"] = {kind: start_counts(whole, rows) for kind, rows in kinds.items()}
         rows = SharedRows(
             None if cell.data == "synther" else real,
             synthetic,

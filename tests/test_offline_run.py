@@ -39,7 +39,7 @@ KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "n
 KEYS |= {"task", "timeouts_derived", "real_rows", "dataset_command", "dataset_digest", "made_on"}
 KEYS |= {"curve", "final", "beliefs", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
-OF_GENERATOR |= {"terminals"}
+OF_GENERATOR |= {"terminals", "starts"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
 
 
