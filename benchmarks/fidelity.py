@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from command_line import GENERATOR_PRESETS, generator_of, setting
+from command_line import GENERATOR_PRESETS, failed, generator_of, setting
 from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
 from fidelity_judge import BINS, Judge
@@ -265,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fault = error
     print(tables(results.content()))
     if fault:
-        parser.exit(2, f"{parser.prog}: error: {fault}; with room for it, the same command adds what is missing\n")
+        sys.exit(failed(2, f"{fault}; with room for it, the same command adds what is missing"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from command_line import failed
 from fidelity_tables import FEW, title
 from reporting import writing
 
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             draw(content, path)
         except OSError as error:
-            parser.exit(2, f"{parser.prog}: error: {error}\n")
+            sys.exit(failed(2, error))
 
 
 def _judged(content: dict[str, Any]) -> dict[str, Any]:

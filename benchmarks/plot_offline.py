@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from aggregate import COVERAGE, mean_estimate
+from command_line import failed
 from reporting import markdown_table, mean_and_spread, writing
 from stretches import make_folder_of
 
@@ -421,7 +423,7 @@ def main() -> None:
                 figure.savefig(path, dpi=150, format="png")
             plt.close(figure)
     except OSError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+        sys.exit(failed(2, error))
 
 
 if __name__ == "__main__":

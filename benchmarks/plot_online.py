@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
+from command_line import failed
 from online_results import KNOWN, PARTS, SUBJECT, Run, read_runs, reported_step
 from reporting import markdown_table, mean_and_spread, writing
 from stretches import make_folder_of
@@ -187,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 # one of an earlier call would contradict the table
                 (out / f"aggregate{ending}").unlink(missing_ok=True)
     except OSError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
+        sys.exit(failed(2, error))
 
 
 def _algorithms(runs: Sequence[Run]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import plot_offline
-from aggregate import mean_estimate
+from aggregate import REFERENCES, mean_estimate
 from reporting import mean_and_spread
 
 ROOT = Path(__file__).parents[1]
@@ -182,6 +182,9 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
         for name in ("`offline()`", "real rows")
     ]
     assert "believe in {:.0f} with rows of `offline()` and in {:.0f} with real ones".format(*believed) in DOCS
+    *fallen, _ = sorted(contents["`offline()`"]["curve"][-1]["returns"])
+    told = "these have returns of {:.0f}, {:.0f} and {:.0f} at the end, where a random one has {:.0f}."
+    assert told.format(*fallen, REFERENCES["Walker2d-v5"][0]) in DOCS
     ends, of_replay = (
         read(name, "iql-synther", PREDICTED)["terminals"]["real"] for name in (dataset, MEDIUM_REPLAY[2])
     )
