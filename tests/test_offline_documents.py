@@ -13,12 +13,15 @@ pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import plot_offline
 from aggregate import REFERENCES, mean_estimate
+from offline_data import DIGEST
 from reporting import mean_and_spread
+
+from synther_replay import GeneratorConfig
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, LONG = (
-    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-long")
+OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, EDAC = (
+    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-edac")
 )
 MEDIUM_REPLAY = [f"{task}-medium-replay-regen" for task in ("halfcheetah", "hopper", "walker2d")]
 BEFORE_THE_FAULT, WITH_THE_FAULT = ("17c5c4e", "032ed04"), ("ae681bb", "fbb605b", "61a1411", "d32647f", "e0d8e5a")
@@ -152,13 +155,17 @@ def test_what_unfinished_runs_printed_is_told_as_it_is():
 
 
 def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
-    dataset, right_ends = "walker2d-medium-regen", {"predict_terminated": True}
+    dataset = "walker2d-medium-regen"
     runs = {
         "real rows": ("edac-real", OFFLINE),
         "`offline()`": ("edac-synther", OFFLINE),
         "`offline(predict_terminated=True)`": ("edac-synther", PREDICTED),
-        "`offline(predict_terminated=True, steps=100_000)`": ("edac-synther", LONG),
+        "`offline(predict_terminated=True, steps=100_000)`": ("edac-synther", EDAC / "long"),
+        "the same, `learning_rate=3e-4, unsquash_actions=False`": ("edac-synther", EDAC / "squashed"),
+        "the same, `steps=200_000`": ("edac-synther", EDAC / "squashed-long"),
+        "`paper()`": ("edac-synther", EDAC / "paper"),
     }
+    assert {path.parent.parent for path in EDAC.glob("*/*/*.json")} == {folder for _, folder in [*runs.values()][3:]}
     contents = {name: read(dataset, *run) for name, run in runs.items()}
     curves = {name: np.array([point["scores"] for point in one["curve"]]) for name, one in contents.items()}
     for name, run in runs.items():
@@ -166,9 +173,24 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
         last = f"{mean_and_spread(contents[name]['final'], 1)} [{last.low:.1f}, {last.high:.1f}]"
         learnt = sum(curves[name].max(0) > 10)
         assert f"| {name} | {last} | {bracketed(along)} | {learnt} |" in DOCS
-    assert {(one["commit"], len(one["seeds"]), one["steps"]) for one in contents.values()} == {("4431c5b", 4, 10**6)}
-    _, plain, *changed = (one["settings"]["generator"] for one in contents.values())
-    assert changed == [{**plain, **right_ends}, {**plain, **right_ends, "steps": 100_000}]
+    assert {(len(one["seeds"]), one["steps"], one[DIGEST]) for one in contents.values()} == {
+        (4, 10**6, contents["real rows"][DIGEST])
+    }
+    assert [one["commit"] for one in contents.values()] == ["4431c5b"] * 4 + ["07f1bd9"] * 3
+    plain, *changed, paper = (one["settings"]["generator"] for name, one in contents.items() if name != "real rows")
+    for of_step, now in zip(
+        (
+            {"predict_terminated": True},
+            {"steps": 100_000},
+            {"learning_rate": 3e-4, "unsquash_actions": False},
+            {"steps": 200_000},
+        ),
+        changed,
+        strict=True,
+    ):
+        plain = {**plain, **of_step}
+        assert now == plain
+    assert GeneratorConfig.from_json(paper) == GeneratorConfig.paper()
     real, synthetic, *_ = curves.values()
     means = dict(zip(range(50_000, 1_050_000, 50_000), real.mean(1), strict=True))
     assert f"to {means[400_000]:.1f} after 400,000 updates and {means[900_000]:.1f} after 900,000." in DOCS
@@ -179,17 +201,30 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
     )
     believed = [
         np.median([one["value"] for one in contents[name]["beliefs"] if one["step"] >= 500_000])
-        for name in ("`offline()`", "real rows")
+        for name in ("`offline()`", "`paper()`", "real rows")
     ]
-    assert "believe in {:.0f} with rows of `offline()` and in {:.0f} with real ones".format(*believed) in DOCS
+    told = "in {:.0f} with rows of `offline()`, in {:.0f} with those of `paper()` and in {:.0f} with real ones"
+    assert told.format(*believed) in DOCS
+    walked = contents["`paper()`"]["curve"][-1]["returns"]
+    assert f"no seed has nothing, and none more than a return of {max(walked):.0f} at the end" in DOCS
+    assert min(walked) > 250
     *fallen, _ = sorted(contents["`offline()`"]["curve"][-1]["returns"])
-    told = "these have returns of {:.0f}, {:.0f} and {:.0f} at the end, where a random one has {:.0f}."
+    told = "have returns of {:.0f}, {:.0f} and {:.0f} at the end, where a random one has {:.0f},"
     assert told.format(*fallen, REFERENCES["Walker2d-v5"][0]) in DOCS
     ends, of_replay = (
         read(name, "iql-synther", PREDICTED)["terminals"]["real"] for name in (dataset, MEDIUM_REPLAY[2])
     )
-    told = f"{ends['terminated']} `terminated` ones, where walker2d medium-replay has {of_replay['terminated']:,} among"
-    assert f"{told} {of_replay['rows'] / 1_000:.0f} thousand" in DOCS
+    told = f"{ends['terminated']} of a million are `terminated`, where walker2d medium-replay has"
+    assert f"{told} {of_replay['terminated']:,} among {of_replay['rows'] / 1_000:.0f} thousand" in DOCS
+    starts = contents["`paper()`"]["starts"]
+    begin, real = starts["synthetic"], starts["real"]
+    expected = real["within 0.3"] * begin["rows"] / real["rows"]
+    told = (
+        f"{begin['within 0.3']:,} begin within 0.3 standard deviations of where episodes do, and {expected:,.0f} would"
+    )
+    assert f"Of five million rows of `paper()` {told}" in DOCS
+    fallen, end = shares(contents["the same, `steps=200_000`"]["terminals"]["synthetic"])
+    assert f"200,000 steps {fallen} of the ends have fallen, and {end} of the fallen end." in DOCS
     scores = (mean_and_spread(contents[name]["final"], 1) for name in ("`offline()`", "real rows"))
     assert "on walker2d medium they are not ({} against {})".format(*scores) in README
 
@@ -232,7 +267,10 @@ def test_documents_say_where_predicted_episodes_end_and_what_that_changes():
         assert f"| {algo}, {label} | {' | '.join(map(bracketed, scores))} |" in DOCS
         assert not apart(*scores[:2])
         assert not apart(*scores[2:])
-    for label, folder in (("walker2d medium, 4431c5b", PREDICTED), ("walker2d medium, 4431c5b, 100,000 steps", LONG)):
+    for label, folder in (
+        ("walker2d medium, 4431c5b", PREDICTED),
+        ("walker2d medium, 4431c5b, 100,000 steps", EDAC / "long"),
+    ):
         assert ends_of(label, read("walker2d-medium-regen", "edac-synther", folder)) in DOCS
     terminals = read("walker2d-medium-regen", "edac-synther")["terminals"]
     made, (fallen, end) = terminals["synthetic"]["terminated"], shares(terminals["synthetic"])
