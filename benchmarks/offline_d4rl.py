@@ -40,7 +40,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000, "evaluate_every": 5_000},
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
-_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), ("synther", "mixed")), "real_ratio": ("mixed",)}
+_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), DATA[1:]), "real_ratio": ("mixed",)}
 
 
 def parse() -> argparse.Namespace:
@@ -48,7 +48,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="such as walker2d-medium-replay-v2, or ...-regen")
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
-    parser.add_argument("--data", nargs="+", default=["real"], choices=DATA)
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["real"],
+        choices=DATA,
+        help="real rows, generated ones, both, or generated ones with the simulator's word on what follows them",
+    )
     parser.add_argument(
         "--preset",
         choices=GENERATOR_PRESETS,
@@ -101,7 +107,7 @@ def parse() -> argparse.Namespace:
             whole_number("workers", args.workers)
         for name, takers in _TAKEN_BY.items():
             if getattr(args, name) not in (None, []) and not set(takers) & set(args.data):
-                raise ValueError(f"{name}: {' and '.join(takers)} data take it, got {' and '.join(args.data)}")
+                raise ValueError(f"{name}: {', '.join(takers)} data take it, got {', '.join(args.data)}")
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     return args
@@ -125,7 +131,11 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
 def main() -> int:
     """Command line."""
     args = parse()
-    begun, runs, source = time.monotonic(), 0, DataSource(args.folder, args.device, args.upsampled)
+    begun, runs, source = (
+        time.monotonic(),
+        0,
+        DataSource(args.folder, args.device, args.upsampled, workers=args.workers),
+    )
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
     for cell in args.cells:

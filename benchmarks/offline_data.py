@@ -10,6 +10,7 @@ from datasets import Dataset, load
 from learners.augment import AUGMENTATIONS
 from learners.rows import SharedRows
 from offline_settings import Cell
+from simulated import simulated
 from starts import start_counts
 from stretches import read_result
 from terminals import terminal_counts
@@ -26,11 +27,14 @@ class DataSource:
         folder: Where data sets are looked for first.
         device: Where to fit, and where the rows go.
         upsampled: Folder in which generated rows are kept; None to keep none.
+        workers: Processes that simulate what follows; None as many as there are cores.
     """
 
-    def __init__(self, folder: Path | None, device: torch.device, upsampled: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, device: torch.device, upsampled: Path | None = None, *, workers: int | None = None
+    ) -> None:
         """Load nothing yet."""
-        self.folder, self.device = folder, device
+        self.folder, self.device, self.workers = folder, device, workers
         self._whole: dict[str, Dataset] = {}
         self._upsampled = Upsampled(upsampled, device)
 
@@ -63,12 +67,14 @@ class DataSource:
         if cell.synthetic:
             synthetic, made = self._upsampled.rows(cell, dataset)
             about |= {"synthetic_rows": len(synthetic), **made}
+            if cell.data == "simulated":
+                synthetic, about["simulated_rows"] = simulated(cell.task, synthetic, workers=self.workers)
             kinds = {"real": real, "synthetic": synthetic}
             about["terminals"] = {kind: terminal_counts(cell.task, rows) for kind, rows in kinds.items()}
             whole = self._load(cell.dataset)  # a subsample has no episodes
             about["starts"] = {kind: start_counts(whole, rows) for kind, rows in kinds.items()}
         rows = SharedRows(
-            None if cell.data == "synther" else real,
+            real if cell.data in ("real", "mixed") else None,
             synthetic,
             real_ratio=cell.real_ratio,
             scale_observations=cell.scales_observations,

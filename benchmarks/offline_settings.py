@@ -31,7 +31,7 @@ ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
 }
 # The paper's larger networks come with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
-DATA = ("real", "synther", "mixed")
+DATA = ("real", "synther", "mixed", "simulated")
 _NAMES = [
     name
     for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES))
@@ -69,7 +69,8 @@ class Cell:
     Attributes:
         dataset: Official name or regenerated one, as `datasets.load` knows them; others have no score.
         algo: One of `ALGORITHMS`.
-        data: What is learnt from: the real rows, only synthetic ones, or a mixture.
+        data: What is learnt from: the real rows, only synthetic ones, a mixture, or only synthetic ones with what the
+            simulator says that follows them.
         seeds: Number of agents, which learn from the same rows.
         steps: Critic updates of each.
         preset: Of the generator; None where all is real.
@@ -193,7 +194,8 @@ class Cell:
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
         # As in results from before there was a choice.
-        for settings, name in ((values, "precise"), (values["generator"], "predict_terminated")):
+        generator = values["generator"]
+        for settings, name in ((values, "precise"), (generator, "predict_terminated"), (generator, "find_limits")):
             if not settings.get(name):
                 settings.pop(name, None)
         scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}

@@ -39,6 +39,7 @@ VARIANTS = {
     "multiplicative": "#E69F00",
     "dynamics": "#009E73",
     "mixed": "#CC79A7",
+    "simulated": "#D55E00",
     "synther": "#0072B2",
 }
 KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows")
@@ -56,6 +57,7 @@ _UNKNOWN = {
     "noise_std": 1.2,
     "unsquash_actions": False,
     "predict_terminated": False,
+    "find_limits": False,
 }
 _MIXTURE = "mixed"  # tried on few sets, and so held against the others on those alone
 _DIGEST = "dataset_digest"

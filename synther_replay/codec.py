@@ -7,7 +7,8 @@ Per column of a row:
 * bounded continuous actions may be taken for what they were before a tanh (`unsquash_actions`): most policies make
   them so, and what is crowded before a bound is spread out there;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
-  them back: a continuous model would otherwise smear the pile over its neighbourhood;
+  them back: a continuous model would otherwise smear the pile over its neighbourhood. Many rows at the least or largest
+  value that was seen may be taken for a bound, too, which a space does not tell (`find_limits`);
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
   2022): values without an order stay apart, and few codes are needed for many values. Where n is no power of two, a
   pattern of digits that stands for no value becomes the highest one;
@@ -33,6 +34,10 @@ from synther_replay.transitions import TransitionSpec
 # A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
 _PILE_SHARE = 0.01
 _PILE_DISTANCE = 0.5
+# The least or largest value seen is a limit when so many rows have exactly it, and this share: numbers that nothing
+# clips are hardly ever the same.
+_LIMIT_ROWS = 10
+_LIMIT_SHARE = 0.001
 # An action that has come this share of the way from the middle to its bound counts as on it.
 _SQUASHED = 1 - 1e-6
 # What it was before tanh, as a float32, less a last digit that devices may round in another way.
@@ -48,12 +53,21 @@ class TransitionCodec:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
         unsquash_actions: Whether bounded continuous actions are taken for what they were before a tanh.
+        find_limits: Whether many rows at the least or largest value of a column mean that values are clipped there.
     """
 
-    def __init__(self, spec: TransitionSpec, *, normalise_rewards: bool = True, unsquash_actions: bool = False) -> None:
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        *,
+        normalise_rewards: bool = True,
+        unsquash_actions: bool = False,
+        find_limits: bool = False,
+    ) -> None:
         """Lay out the codes; `fit` finds the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
+        self.find_limits = find_limits
         plain: list[int] = []
         ordinal: list[bool] = []
         categories: list[tuple[int, float, float]] = []  # column, lowest value, highest value
@@ -105,8 +119,15 @@ class TransitionCodec:
         seen_high = torch.where(high.isfinite(), torch.maximum(most, high), most)
         s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, seen_low)
         s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, seen_high)
-        for side, on_bound in (("low", x <= s["clip_low"]), ("high", x >= s["clip_high"])):
+        for side, seen, on_bound in (
+            ("low", least, x <= s["clip_low"]),
+            ("high", most, x >= s["clip_high"]),
+        ):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
+            if self.find_limits:
+                limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])
+                s[f"clip_{side}"] = torch.where(limit, seen, s[f"clip_{side}"])
+                pile |= limit
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
         self.statistics = s
         codes = self.encode(rows)

@@ -386,7 +386,10 @@ class DiffusionGenerator:
     def _new_codec(self) -> TransitionCodec:
         config = self.config
         return TransitionCodec(
-            self.spec, normalise_rewards=config.normalise_rewards, unsquash_actions=config.unsquash_actions
+            self.spec,
+            normalise_rewards=config.normalise_rewards,
+            unsquash_actions=config.unsquash_actions,
+            find_limits=config.find_limits,
         )
 
     @torch.inference_mode(mode=False)

@@ -461,6 +461,74 @@ def test_pile_on_a_bound_stays_there_when_the_generator_is_not_exact():
     assert beyond.float().mean() < 0.1  # the rest is not drawn to the bound
 
 
+def clipped_rows(spec, n=2_000):
+    """Rows with a column that a simulator clips at limits which its space does not tell, some 20 and 3 % of them."""
+    rows = random_rows(spec, n)
+    speed = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    rows[0, :, 1] = speed.clamp(-0.84, 1.88)
+    return rows
+
+
+def test_pile_on_what_was_seen_is_taken_for_a_limit_where_limits_are_sought():
+    spec = spec_of(observation=spaces.Box(-np.inf, np.inf, (3,)))
+    rows = clipped_rows(spec)
+    at_limit = (rows[0, :, 1] == rows[0, :, 1].min()) | (rows[0, :, 1] == rows[0, :, 1].max())
+    found = {}
+    for find in (False, True):
+        codec = fitted(spec, rows, find_limits=find)
+        codes = codec.encode(rows)
+        torch.testing.assert_close(codec.decode(codes)[0], rows, rtol=1e-5, atol=1e-5)
+        noise = torch.randn(codes.shape, generator=torch.Generator().manual_seed(0)) * 0.1
+        found[find] = codec.decode(codes + noise)[0][0, :, 1], codec.decode(bad_codes(codec, rows))[0][0, :, 1], codes
+    there, anything, codes = found[True]
+    assert torch.equal(there[at_limit], rows[0, at_limit, 1])
+    assert (there[~at_limit] != rows[0, ~at_limit, 1]).float().mean() > 0.9  # the rest is not drawn to it
+    assert (anything.min(), anything.max()) == (rows[0, :, 1].min(), rows[0, :, 1].max())
+    smeared, beyond, usual = found[False]
+    assert (smeared[at_limit] == rows[0, at_limit, 1]).float().mean() < 0.01
+    assert beyond.max() > rows[0, :, 1].max() + 1
+    others = [k for k in range(codec.code_dim) if k != 1]
+    assert torch.equal(codes[..., others], usual[..., others])
+
+
+@pytest.mark.parametrize(
+    ("n", "ties", "limit"), [(100, 9, False), (100, 10, True), (20_000, 19, False), (20_000, 20, True)]
+)
+def test_a_limit_has_enough_rows_and_a_share_of_all(n, ties, limit):
+    """With few rows anything is a large share: the largest value of 100 is one of a hundred."""
+    spec = spec_of(observation=spaces.Box(-np.inf, np.inf, (3,)))
+    rows = torch.randn(1, n, spec.dim, generator=torch.Generator().manual_seed(0)).round(decimals=6)
+    rows[..., spec.actions] = rows[..., spec.actions].clamp(-0.5, 0.5) * torch.linspace(0.5, 1, n)[:, None]
+    rows[0, :ties, 2] = 4.5
+    codec = fitted(spec, rows, find_limits=True)
+    assert bool(codec.statistics["push_high"][0, 0, 2] > 0) == limit
+    assert bool(codec.statistics["clip_high"][0, 0, 2] == 4.5) == limit
+    assert codec.statistics["push_low"].count_nonzero() == 0
+    assert codec.statistics["push_high"].count_nonzero() == limit
+
+
+@given(SPACES, SPACES, st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_rows_come_back_as_they_were_where_limits_are_sought(observation, action, seed):
+    spec = spec_of(observation, action)
+    rows = random_rows(spec, 60, 2, seed)
+    rows[:, :30] = rows[:, :1]  # piles wherever this one is extreme
+    codec = fitted(spec, rows, find_limits=True)
+    decoded, valid = codec.decode(codec.encode(rows))
+    assert valid.all()
+    assert torch.allclose(decoded, rows, rtol=3e-7, atol=3e-5)
+
+
+def test_sparse_rewards_come_back_exactly_where_limits_are_sought():
+    spec = spec_of()
+    rows = random_rows(spec, 2_000)
+    rows[..., spec.rewards] = (torch.rand(1, 2_000, 1, generator=torch.Generator().manual_seed(0)) < 0.03).float()
+    codec = fitted(spec, rows, find_limits=True)
+    codes = codec.encode(rows)
+    noise = torch.randn(codes.shape, generator=torch.Generator().manual_seed(0)) * 0.1
+    assert torch.equal(codec.decode(codes + noise)[0][..., spec.rewards], rows[..., spec.rewards])
+
+
 def test_columns_without_a_pile_are_not_moved():
     spec = spec_of()
     rows = random_rows(spec, 2_000)

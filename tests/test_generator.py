@@ -325,6 +325,21 @@ def test_every_setting_takes_effect(change: dict[str, Any]) -> None:
     assert not torch.equal(fitted(**change).sample(20).rows, fitted().sample(20).rows)
 
 
+def test_values_that_were_clipped_are_generated_at_their_limit_when_so_configured() -> None:
+    data = two_modes(2_000)
+    data.rows[:, 1].clamp_(-5.0, 8.0)  # in a space without bounds
+    shares = {}
+    for find in (False, True):
+        generator = make(find_limits=find, **THOROUGH)
+        generator.fit(data)
+        found = generator.sample(2_000).rows[:, 1]
+        shares[find] = [float((found == limit).float().mean()) for limit in (-5.0, 8.0)]
+        assert bool(((found >= -5) & (found <= 8)).all()) == find
+    expected = [float((data.rows[:, 1] == limit).float().mean()) for limit in (-5.0, 8.0)]
+    assert shares[True] == pytest.approx(expected, abs=0.15)
+    assert shares[False] == [0, 0]
+
+
 def test_rewards_are_left_as_they_are_when_so_configured() -> None:
     data = two_modes()
     for normalise in (True, False):

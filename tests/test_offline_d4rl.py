@@ -100,12 +100,12 @@ class TestRefusals:
             (["--data", "mixed", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
             (["--data", "mixed", "--set", "widht=64"], "widht"),
             (["--data", "mixed", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
-            (["--preset", "tiny"], "preset: synther and mixed data take it, got real"),
-            (["--rows", "100"], "rows: synther and mixed data take it, got real"),
-            (["--set", "width=64"], "set: synther and mixed data take it, got real"),
+            (["--preset", "tiny"], "preset: synther, mixed, simulated data take it, got real"),
+            (["--rows", "100"], "rows: synther, mixed, simulated data take it, got real"),
+            (["--set", "width=64"], "set: synther, mixed, simulated data take it, got real"),
             (
                 ["--data", "real", "synther", "--real-ratio", "0"],
-                "real_ratio: mixed data take it, got real and synther",
+                "real_ratio: mixed data take it, got real, synther",
             ),
         ],
     )
@@ -188,13 +188,13 @@ class TestCells:
             "td3bc-mixed",
         ]
 
-    @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
+    @pytest.mark.parametrize("data", ["real", "synther", "mixed", "simulated"])
     def test_defaults_are_what_one_can_wait_for_on_a_cpu(self, monkeypatch, data):
         (found,) = self.parse(monkeypatch, "--algo", "iql", "--data", data).cells
         generator = {} if data == "real" else {"preset": "tiny", "rows": 100_000}
         assert found == Cell(HOPPER, "iql", data, seeds=1, steps=20_000, evaluate_every=5_000, **generator)
 
-    @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
+    @pytest.mark.parametrize("data", ["real", "synther", "mixed", "simulated"])
     def test_a_gpu_has_more_to_do(self, monkeypatch, data):
         args = self.parse(monkeypatch, "--algo", "iql", "--data", data)
         args.device = torch.device("cuda", 0)

@@ -90,7 +90,7 @@ class TestKinds:
         assert about["fit_steps"] == 20
         assert about.keys() >= {"fit_seconds", "generate_seconds", "held_out_loss", "origin"}
 
-    @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
+    @pytest.mark.parametrize("data", ["real", "synther", "mixed", "simulated"])
     def test_observations_are_scaled_by_those_of_the_data_set(self, data, source, folder):
         rows, _ = source.rows(cell(data=data))
         real = load(HOPPER, folder=folder).observations

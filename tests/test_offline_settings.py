@@ -48,7 +48,7 @@ def make(**changes):
         ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no benchmark of 'hopper-medium-v2.hdf5'"),
         ({"dataset": ""}, "dataset: there is no benchmark of ''"),
         ({"algo": "sac"}, "algo: expected one of td3bc, iql, edac, cql, got 'sac'"),
-        ({"data": "fake"}, "data: expected one of real, synther, mixed, got 'fake'"),
+        ({"data": "fake"}, "data: expected one of real, synther, mixed, simulated, got 'fake'"),
         ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
         ({"seeds": 2.0}, "seeds: expected a whole number, got 2.0"),
         ({"steps": -100}, "steps: expected a whole number of at least 1, got -100"),
@@ -132,10 +132,11 @@ def test_published_results_are_those_of_the_settings_that_they_name():
 def test_settings_that_came_later_are_noted_where_they_are_chosen():
     def noted(**changes):
         settings = make(data="synther", preset="tiny", **changes).to_json()
-        return "precise" in settings, "predict_terminated" in settings["generator"]
+        return "precise" in settings, {"predict_terminated", "find_limits"} & settings["generator"].keys()
 
-    assert noted() == noted(generator={"predict_terminated": False}) == (False, False)
-    assert noted(precise=True, generator={"predict_terminated": True}) == (True, True)
+    assert noted() == noted(generator={"predict_terminated": False, "find_limits": False}) == (False, set())
+    for name in ("predict_terminated", "find_limits"):
+        assert noted(precise=True, generator={name: True}) == (True, {name})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,94 @@
+"""Generated rows with what truly follows them."""
+
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from offline_stand_ins import HOPPER, MAZE, cell, collected, write_sets
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import simulated as module
+from offline_data import DataSource
+from simulated import simulated
+from terminals import has_fallen
+
+from synther_replay import Transitions, TransitionSpec
+
+CPU = torch.device("cpu")
+WHOLE = {"steps": 100, "evaluate_every": 100}  # calls of the learner as they are
+
+
+def played(task, rows=200):
+    taken = collected(task, rows)
+    sizes = taken["observations"].shape[1], taken["actions"].shape[1]
+    spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, sizes[:1]), Box(-1, 1, sizes[1:]))
+    keys = "observations", "actions", "rewards", "next_observations", "terminals"
+    return Transitions.from_arrays(spec, *(taken[key] for key in keys))
+
+
+def spoilt(rows):
+    """The same observations and actions, and nothing that follows them."""
+    made = rows.rows.clone()
+    for columns in (rows.spec.rewards, rows.spec.next_observations):
+        made[:, columns] = 7.0
+    made[:, rows.spec.terminated] = 1 - made[:, rows.spec.terminated]
+    return Transitions(rows.spec, made)
+
+
+@pytest.mark.parametrize(("task", "other"), [("Hopper-v5", []), ("HalfCheetah-v5", ["terminated"])])
+def test_what_was_generated_gives_way_to_what_follows(task, other, monkeypatch):
+    monkeypatch.setattr(module, "_PART", 64)  # several, and one that is not full
+    rows = played(task)
+    found, answered = simulated(task, spoilt(rows), workers=2)
+    at_limit = (rows.observations.abs() >= 9.5).any(1) if task == "Hopper-v5" else torch.zeros(len(rows), dtype=bool)
+    assert answered == len(rows) - int(at_limit.sum()) > 100
+    expected = rows.rows.clone()
+    if other:  # a task without a rule says nothing of ends
+        expected[:, rows.spec.terminated] = spoilt(rows).rows[:, rows.spec.terminated]
+    else:
+        assert rows.terminated[~at_limit].any()
+    torch.testing.assert_close(found.rows[~at_limit], expected[~at_limit], rtol=1e-3, atol=1e-3)
+    assert torch.equal(found.rows[at_limit], spoilt(rows).rows[at_limit])
+
+
+def test_rows_without_an_answer_stay_as_they_were():
+    rows = spoilt(played("Hopper-v5", 20))
+    rows.rows[3, 8] = -9.9  # a velocity that may have been clipped
+    rows.rows[5, 0] = 1e12  # from where the simulation leaves the numbers
+    before = rows.rows.clone()
+    found, answered = simulated("Hopper-v5", rows, workers=1)
+    assert answered == 18
+    assert torch.equal(found.rows[[3, 5]], before[[3, 5]])
+    assert torch.equal(rows.rows, before)  # what was given is not written to
+    assert not torch.equal(found.rows[4], before[4])
+
+
+@pytest.mark.parametrize("dataset", [HOPPER, MAZE])
+def test_runs_learn_from_them(tmp_path, dataset):
+    source = DataSource(write_sets(tmp_path), CPU, workers=1)
+    generated, _ = source.rows(cell(data="synther", dataset=dataset, **WHOLE))
+    rows, about = source.rows(cell(data="simulated", dataset=dataset, **WHOLE))
+    spec = rows.spec
+    assert (rows.real, len(rows)) == (0, 96)
+    assert torch.equal(rows.rows[:, : spec.actions.stop], generated.rows[:, : spec.actions.stop])
+    changed = (rows.rows[:, spec.next_observations] != generated.rows[:, spec.next_observations]).any(1)
+    assert 0 < about["simulated_rows"] == int(changed.sum()) <= about["synthetic_rows"] == 96
+    if dataset == HOPPER:
+        raw = rows.rows[:, spec.next_observations] * rows.std + rows.mean
+        ends = rows.rows[:, spec.terminated.start] == 1
+        assert torch.equal(ends[changed], has_fallen("Hopper-v5", raw)[changed])
+    again, _ = source.rows(cell(data="synther", dataset=dataset, **WHOLE))
+    assert torch.equal(again.rows, generated.rows)  # what is kept for other runs is as it was generated
+
+
+def test_a_process_that_is_killed_is_told(monkeypatch):
+    def killed(*_):
+        raise BrokenProcessPool("a child process terminated abruptly")
+
+    monkeypatch.setattr(module.ProcessPoolExecutor, "map", killed)
+    with pytest.raises(OSError, match="a process that simulates was ended from outside"):
+        simulated("Hopper-v5", played("Hopper-v5", 20), workers=1)
