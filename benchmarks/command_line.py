@@ -34,7 +34,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "")
     waits = f"; {uninterrupted}" if uninterrupted else ""
     parser.add_argument("--time-limit", type=duration, help=f"seconds after which to save and stop{waits}")
     parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
-    parser.add_argument("--workers", type=int, help="cores for environments and evaluations (all)")
+    parser.add_argument("--workers", type=int, help="cores for environments, evaluations and simulations (all)")
     parser.add_argument("--device", default="auto")
 
 

@@ -131,11 +131,9 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
 def main() -> int:
     """Command line."""
     args = parse()
-    begun, runs, source = (
-        time.monotonic(),
-        0,
-        DataSource(args.folder, args.device, args.upsampled, workers=args.workers),
-    )
+    begun = time.monotonic()
+    runs = 0
+    source = DataSource(args.folder, args.device, args.upsampled, workers=args.workers)
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
     for cell in args.cells:

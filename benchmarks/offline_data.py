@@ -1,4 +1,4 @@
-"""The rows of offline runs: of a data set, or of a generator that was fitted to it, or both."""
+"""The rows of offline runs: of a data set, or of a generator that was fitted to it, or both, or as simulated."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from starts import start_counts
 from stretches import read_result
 from terminals import terminal_counts
 from upsampled import Upsampled
+
+from synther_replay import Transitions
 
 DIGEST = "dataset_digest"  # of the whole set, in results
 _EPISODE = 1_000  # steps, by which CORL multiplies normalised rewards
@@ -37,6 +39,7 @@ class DataSource:
         self.folder, self.device, self.workers = folder, device, workers
         self._whole: dict[str, Dataset] = {}
         self._upsampled = Upsampled(upsampled, device)
+        self._followed: tuple[Transitions, tuple[Transitions, int]] | None = None  # rows as generated, and simulated
 
     def dataset(self, cell: Cell) -> Dataset:
         """The data set, or the part of it that is asked for."""
@@ -68,7 +71,7 @@ class DataSource:
             synthetic, made = self._upsampled.rows(cell, dataset)
             about |= {"synthetic_rows": len(synthetic), **made}
             if cell.data == "simulated":
-                synthetic, about["simulated_rows"] = simulated(cell.task, synthetic, workers=self.workers)
+                synthetic, about["simulated_rows"] = self._simulated(cell.task, synthetic)
             kinds = {"real": real, "synthetic": synthetic}
             about["terminals"] = {kind: terminal_counts(cell.task, rows) for kind, rows in kinds.items()}
             whole = self._load(cell.dataset)  # a subsample has no episodes
@@ -89,6 +92,13 @@ class DataSource:
         if name not in self._whole:
             self._whole = {name: load(name, folder=self.folder)}
         return self._whole[name]
+
+    def _simulated(self, task: str, rows: Transitions) -> tuple[Transitions, int]:
+        """Simulated once for all runs that share the rows, of which there is one object at a time."""
+        if self._followed is None or self._followed[0] is not rows:
+            self._followed = None  # its memory first
+            self._followed = rows, simulated(task, rows, workers=self.workers)
+        return self._followed[1]
 
     def _reward_scale(self, cell: Cell) -> float:
         if not cell.scales_rewards:

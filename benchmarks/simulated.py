@@ -1,8 +1,8 @@
-"""Generated rows with what truly follows them: they tell a generator's errors in the dynamics from its others.
+"""Generated rows with what truly follows them, to see what a generator's errors in the dynamics do to an agent.
 
-Observations and actions stay as they were generated. Next observations and rewards are the simulator's, and episodes
-end by the rule of the task, where it has one. Rows that the simulator has no answer to stay as they were: their
-velocities are clipped, or it leaves the numbers.
+Observations and actions stay as they were generated. Next observations and rewards are the simulator's, but those of
+rows that it has no answer to, as their velocities are clipped (a third of walker2d medium) or it leaves the numbers.
+Episodes end by the rule of the task, where it has one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PART = 20_000  # rows that a process is asked about at a time
 
 
 def simulated(task: str, rows: Transitions, *, workers: int | None = None) -> tuple[Transitions, int]:
-    """The rows with what follows in a task, and how many the simulator had an answer to.
+    """The rows with what follows in a task, on the device where they were, and how many it had an answer to.
 
     Args:
         task: One of `simulators.SIMULATORS`.
-        rows: Observations and actions, and what follows where there is no answer.
+        rows: Observations and actions, and what follows them where there is no answer.
         workers: Processes that simulate; None as many as there are cores.
 
     Raises:
@@ -52,9 +52,9 @@ def simulated(task: str, rows: Transitions, *, workers: int | None = None) -> tu
     here = answered.nonzero()[:, 0]
     made[here, spec.next_observations] = following[here]
     made[here, spec.rewards.start] = rewards[here]
-    fallen = has_fallen(task, following[here])
+    fallen = has_fallen(task, made[:, spec.next_observations])
     if fallen is not None:
-        made[here, spec.terminated.start] = fallen.float()
+        made[:, spec.terminated.start] = fallen.float()
     return Transitions(spec, made.to(rows.rows.device)), len(here)
 
 

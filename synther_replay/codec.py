@@ -7,8 +7,8 @@ Per column of a row:
 * bounded continuous actions may be taken for what they were before a tanh (`unsquash_actions`): most policies make
   them so, and what is crowded before a bound is spread out there;
 * values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
-  them back: a continuous model would otherwise smear the pile over its neighbourhood. Many rows at the least or largest
-  value that was seen may be taken for a bound, too, which a space does not tell (`find_limits`);
+  them back: a continuous model would otherwise smear the pile over its neighbourhood. With `find_limits` the least and
+  the largest value that was seen in observations and rewards are bounds, too, where enough rows have exactly them;
 * a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
   2022): values without an order stay apart, and few codes are needed for many values. Where n is no power of two, a
   pattern of digits that stands for no value becomes the highest one;
@@ -53,7 +53,8 @@ class TransitionCodec:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
         unsquash_actions: Whether bounded continuous actions are taken for what they were before a tanh.
-        find_limits: Whether many rows at the least or largest value of a column mean that values are clipped there.
+        find_limits: Whether many rows with the least or largest reward, or number in observations, mean that it is
+            clipped there, by a limit that its space does not tell.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class TransitionCodec:
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
             if self.find_limits:
                 limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])
+                limit &= ~(self._is_action | self._ordinal)  # which have bounds, or values that are often the same
                 s[f"clip_{side}"] = torch.where(limit, seen, s[f"clip_{side}"])
                 pile |= limit
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)

@@ -61,7 +61,7 @@ class GeneratorConfig:
     # -- data
     normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
     unsquash_actions: bool = False  # whether bounded actions are modelled as they were before a policy's tanh
-    find_limits: bool = False  # whether many rows at a column's least or largest value mean that it is clipped there
+    find_limits: bool = False  # whether many rows with the least or largest observation or reward tell a limit
     predict_terminated: bool = False  # whether a classifier says what is `terminated`, for seconds more at every fit
 
     # -- sampling

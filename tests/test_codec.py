@@ -399,13 +399,24 @@ def test_actions_are_clipped_to_their_bounds(bounds, dtype):
     np.testing.assert_allclose(actions.max(0), space.high, rtol=1e-6)
 
 
-def test_actions_beyond_their_bounds_in_the_data_do_not_widen_them():
+@pytest.mark.parametrize("find_limits", [False, True])
+@pytest.mark.parametrize("beyond", [1, 100])
+def test_actions_beyond_their_bounds_in_the_data_do_not_widen_them(beyond, find_limits):
     spec = spec_of()
     rows = random_rows(spec)
-    rows[0, 0, spec.actions] = 3.0
-    codec = fitted(spec, rows)
+    rows[0, :beyond, spec.actions] = 3.0
+    codec = fitted(spec, rows, find_limits=find_limits)
     for codes in (codec.encode(rows), bad_codes(codec, rows)):
         assert codec.decode(codes)[0][..., spec.actions].abs().max() <= 1
+
+
+def test_limits_are_not_sought_among_actions_and_values_that_are_often_the_same():
+    spec = spec_of(observation=spaces.Box(0, 255, (3,), np.int64))
+    rows = random_rows(spec, 2_000)
+    rows[..., :3] = 100 + torch.arange(2_000)[:, None] % 20  # a tenth and more of their range
+    rows[..., spec.actions] = rows[..., spec.actions].clamp(-0.1, 0.1)
+    usual, sought = (fitted(spec, rows, find_limits=find).statistics for find in (False, True))
+    assert all(torch.equal(usual[name].nan_to_num(), sought[name].nan_to_num()) for name in usual)
 
 
 def test_observations_are_clipped_to_their_bounds_widened_to_the_data():

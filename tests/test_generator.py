@@ -336,7 +336,7 @@ def test_values_that_were_clipped_are_generated_at_their_limit_when_so_configure
         shares[find] = [float((found == limit).float().mean()) for limit in (-5.0, 8.0)]
         assert bool(((found >= -5) & (found <= 8)).all()) == find
     expected = [float((data.rows[:, 1] == limit).float().mean()) for limit in (-5.0, 8.0)]
-    assert shares[True] == pytest.approx(expected, abs=0.15)
+    assert all(wanted / 2 < share < wanted * 1.5 for share, wanted in zip(shares[True], expected, strict=True))
     assert shares[False] == [0, 0]
 
 

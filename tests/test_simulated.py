@@ -11,7 +11,9 @@ from gymnasium.spaces import Box
 from offline_stand_ins import HOPPER, MAZE, cell, collected, write_sets
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import offline_data
 import simulated as module
+from maze2d import MAZES, at_goal
 from offline_data import DataSource
 from simulated import simulated
 from terminals import has_fallen
@@ -52,7 +54,11 @@ def test_what_was_generated_gives_way_to_what_follows(task, other, monkeypatch):
     else:
         assert rows.terminated[~at_limit].any()
     torch.testing.assert_close(found.rows[~at_limit], expected[~at_limit], rtol=1e-3, atol=1e-3)
-    assert torch.equal(found.rows[at_limit], spoilt(rows).rows[at_limit])
+    # Without an answer all stays as it was, but ends are by the rule wherever there is one.
+    stay = slice(0, rows.spec.terminated.start)
+    assert torch.equal(found.rows[at_limit, stay], spoilt(rows).rows[at_limit, stay])
+    if not other:
+        assert torch.equal(found.terminated, has_fallen(task, found.next_observations))
 
 
 def test_rows_without_an_answer_stay_as_they_were():
@@ -62,7 +68,8 @@ def test_rows_without_an_answer_stay_as_they_were():
     before = rows.rows.clone()
     found, answered = simulated("Hopper-v5", rows, workers=1)
     assert answered == 18
-    assert torch.equal(found.rows[[3, 5]], before[[3, 5]])
+    stay = slice(0, rows.spec.terminated.start)
+    assert torch.equal(found.rows[[3, 5], stay], before[[3, 5], stay])
     assert torch.equal(rows.rows, before)  # what was given is not written to
     assert not torch.equal(found.rows[4], before[4])
 
@@ -80,7 +87,11 @@ def test_runs_learn_from_them(tmp_path, dataset):
     if dataset == HOPPER:
         raw = rows.rows[:, spec.next_observations] * rows.std + rows.mean
         ends = rows.rows[:, spec.terminated.start] == 1
-        assert torch.equal(ends[changed], has_fallen("Hopper-v5", raw)[changed])
+        assert torch.equal(ends, has_fallen("Hopper-v5", raw))
+    else:  # where a row begins is what D4RL rewards
+        begun = (rows.rows[:, spec.observations] * rows.std + rows.mean).numpy()
+        expected = [float(at_goal(MAZES["umaze"], one)) for one in begun]
+        assert rows.rows[:, spec.rewards.start].tolist() == expected
     again, _ = source.rows(cell(data="synther", dataset=dataset, **WHOLE))
     assert torch.equal(again.rows, generated.rows)  # what is kept for other runs is as it was generated
 
@@ -92,3 +103,18 @@ def test_a_process_that_is_killed_is_told(monkeypatch):
     monkeypatch.setattr(module.ProcessPoolExecutor, "map", killed)
     with pytest.raises(OSError, match="a process that simulates was ended from outside"):
         simulated("Hopper-v5", played("Hopper-v5", 20), workers=1)
+
+
+def test_rows_are_simulated_once_for_all_runs_that_share_them(tmp_path, monkeypatch):
+    asked = []
+
+    def simulate(task, rows, *, workers):
+        asked.append((task, len(rows), workers))
+        return rows, len(rows)
+
+    monkeypatch.setattr(offline_data, "simulated", simulate)
+    source = DataSource(write_sets(tmp_path), CPU, workers=3)
+    for algo in ("td3bc", "iql"):
+        source.rows(cell(algo, data="simulated", **WHOLE))
+    source.rows(cell(data="simulated", **{**WHOLE, "rows": 64}))
+    assert asked == [("Hopper-v5", 96, 3), ("Hopper-v5", 64, 3)]
