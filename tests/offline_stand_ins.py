@@ -9,6 +9,7 @@ from urllib.error import URLError
 import numpy as np
 import online_stand_ins
 import pytest
+from gymnasium.spaces import Box
 
 pytest.importorskip("h5py")
 pytest.importorskip("mujoco")
@@ -19,6 +20,8 @@ import offline_run
 from datasets import write
 from offline_settings import Cell
 from tasks import make_environment
+
+from synther_replay import Transitions, TransitionSpec
 
 HOPPER, MAZE = "hopper-medium-regen", "maze2d-umaze-regen"
 STRETCH, STEPS, EVERY = 12, 40, 16  # so that a run is saved in other places than it is judged
@@ -48,6 +51,15 @@ def collected(task, rows):
         here, length = (environment.reset(k + 1), 0) if over else (after.observation, length)
     keys = "observations", "actions", "rewards", "next_observations", "terminals", "timeouts"
     return {key: np.array(values) for key, values in zip(keys, zip(*taken, strict=True), strict=True)}
+
+
+def played(task, rows):
+    """The same as transitions."""
+    taken = collected(task, rows)
+    sizes = taken["observations"].shape[1], taken["actions"].shape[1]
+    spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, sizes[:1]), Box(-1, 1, sizes[1:]))
+    keys = "observations", "actions", "rewards", "next_observations", "terminals"
+    return Transitions.from_arrays(spec, *(taken[key] for key in keys))
 
 
 def write_sets(folder, rows=200):

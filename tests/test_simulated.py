@@ -4,11 +4,9 @@ import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
-from offline_stand_ins import HOPPER, MAZE, cell, collected, write_sets
+from offline_stand_ins import HOPPER, MAZE, cell, played, write_sets
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_data
@@ -18,18 +16,10 @@ from offline_data import DataSource
 from simulated import simulated
 from terminals import has_fallen
 
-from synther_replay import Transitions, TransitionSpec
+from synther_replay import Transitions
 
 CPU = torch.device("cpu")
 WHOLE = {"steps": 100, "evaluate_every": 100}  # calls of the learner as they are
-
-
-def played(task, rows=200):
-    taken = collected(task, rows)
-    sizes = taken["observations"].shape[1], taken["actions"].shape[1]
-    spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, sizes[:1]), Box(-1, 1, sizes[1:]))
-    keys = "observations", "actions", "rewards", "next_observations", "terminals"
-    return Transitions.from_arrays(spec, *(taken[key] for key in keys))
 
 
 def spoilt(rows):
@@ -44,7 +34,7 @@ def spoilt(rows):
 @pytest.mark.parametrize(("task", "other"), [("Hopper-v5", []), ("HalfCheetah-v5", ["terminated"])])
 def test_what_was_generated_gives_way_to_what_follows(task, other, monkeypatch):
     monkeypatch.setattr(module, "_PART", 64)  # several, and one that is not full
-    rows = played(task)
+    rows = played(task, 200)
     found, answered = simulated(task, spoilt(rows), workers=2)
     at_limit = (rows.observations.abs() >= 9.5).any(1) if task == "Hopper-v5" else torch.zeros(len(rows), dtype=bool)
     assert answered == len(rows) - int(at_limit.sum()) > 100

@@ -7,30 +7,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from offline_stand_ins import HOPPER, cell, collected, write_sets
+from offline_stand_ins import HOPPER, cell, played, write_sets
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from offline_data import DataSource
 from terminals import has_fallen, terminal_counts
 
-from synther_replay import Transitions, TransitionSpec
+from synther_replay import Transitions
 
 CPU = torch.device("cpu")
 WHOLE = {"steps": 100, "evaluate_every": 100}  # calls of the learner as they are
 
 
-def played(task, rows=600):
-    """Rows of the task itself."""
-    found = collected(task, rows)
-    sizes = found["observations"].shape[1], found["actions"].shape[1]
-    spec = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, sizes[:1]), gym.spaces.Box(-1, 1, sizes[1:]))
-    keys = "observations", "actions", "rewards", "next_observations", "terminals"
-    return Transitions.from_arrays(spec, *(found[key] for key in keys))
-
-
 @pytest.mark.parametrize("task", ["Hopper-v5", "Walker2d-v5"])
 def test_the_rule_is_that_of_the_environment(task):
-    rows = played(task)
+    rows = played(task, 600)
     fallen = has_fallen(task, rows.rows[:, rows.spec.next_observations])
     assert 10 < int(fallen.sum()) < len(rows) / 2
     assert torch.equal(fallen, rows.terminated)
@@ -60,7 +51,7 @@ def test_tasks_that_do_not_end_have_no_rule(task):
 
 
 def test_ends_in_other_places_are_counted():
-    rows = played("Hopper-v5")
+    rows = played("Hopper-v5", 600)
     ends = rows.terminated.nonzero()[:, 0]
     changed = rows.rows.clone()
     changed[ends[:4], rows.spec.terminated.start] = 0.0  # fallen, and goes on
