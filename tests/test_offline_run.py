@@ -236,7 +236,7 @@ class TestContinuing:
         assert run.finished
         assert same(outcome(run), undisturbed(cell(algo, data)))
 
-    @pytest.mark.parametrize("data", ["real", "synther"])
+    @pytest.mark.parametrize("data", ["real", "synther", "simulated"])
     @BOTH
     def test_a_killed_run_goes_on_from_its_last_checkpoint(
         self, algo, data, tmp_path, run_through, undisturbed, same, monkeypatch
