@@ -102,7 +102,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return failed(2, error)
     except KeyboardInterrupt:
-        return failed(130, "interrupted; the same command goes on with the variant that is not finished")
+        return failed(130, "interrupted; the same command takes up the variant that is not finished")
     return 0
 
 

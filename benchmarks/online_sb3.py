@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from command_line import failed
-from evaluation import mean_return
+from evaluation import end_with_parent, mean_return
 from policies import Policy
 from reporting import mean_and_spread, origin
 from stable_baselines3 import SAC
@@ -178,7 +179,8 @@ def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, 
     """Run all seeds, so many at a time, and write their result; returns its curve."""
     begun = time.monotonic()
     seeds = range(settings.seeds)
-    with ProcessPoolExecutor(min(settings.seeds, workers), mp_context=worker_context()) as pool:
+    processes = min(settings.seeds, workers)
+    with ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=end_with_parent) as pool:
         runs = [future.result() for future in [pool.submit(run, settings, seed) for seed in seeds]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
     utd = ALGORITHMS[settings.algo][1].get("gradient_steps", 1)
@@ -230,6 +232,10 @@ def main() -> int:
         curve = run_to_file(path, settings, args.workers)
     except (ValueError, OSError) as error:
         return failed(2, error)
+    except KeyboardInterrupt:
+        return failed(130, f"{path}: was interrupted, nothing of it is written")
+    except BrokenProcessPool:
+        return failed(1, f"{path}: a process that learns has died, nothing of it is written")
     for point in curve:
         print(f"{settings.env} step {point['step']:,}: {mean_and_spread(point['returns'], 1)}")
     print(path)

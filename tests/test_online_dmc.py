@@ -378,7 +378,7 @@ class TestAblation:
         ("fault", "status", "said"),
         [
             (OSError("No space left on device"), 2, "No space left on device"),
-            (KeyboardInterrupt(), 130, "interrupted; the same command goes on with the variant that is not finished"),
+            (KeyboardInterrupt(), 130, "interrupted; the same command takes up the variant that is not finished"),
         ],
         ids=["full disk", "interrupt"],
     )

@@ -3,6 +3,7 @@
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,6 +160,27 @@ def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(call_main, ful
     assert status == 2
     assert errors.startswith(f"online_sb3.py: error: {tmp_path}/Pendulum-v1/sb3-sac.json: cannot be written (No space")
     assert json.loads(told)["curve"] == [{"step": 20, "returns": [4.0]}]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "was interrupted, nothing of it is written"),
+        (BrokenProcessPool(), 1, "a process that learns has died, nothing of it is written"),
+    ],
+    ids=["interrupt", "killed"],
+)
+def test_what_ends_early_is_told_in_a_sentence(fault, status, said, call_main, monkeypatch, tmp_path):
+    def run(*_):
+        raise fault
+
+    monkeypatch.setattr(online_sb3, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "run", run)
+    arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
+    answer = call_main(online_sb3.main, "online_sb3.py", *arguments)
+    path = tmp_path / "Pendulum-v1" / "sb3-sac.json"
+    assert answer[::2] == (status, f"online_sb3.py: error: {path}: {said}\n")
+    assert not path.exists()
 
 
 @pytest.fixture
