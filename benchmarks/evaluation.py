@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
 from policies import Policy, policies_of
+from pools import worker_pool
 from stacked import Layers
 from tasks import Environment, make_environment
-from workers import worker_context
 
 from synther_replay.seeding import derive_seed
 
@@ -25,22 +20,6 @@ _STREAM = 77
 _MOST_LOSSES = 3  # of pools of processes in a run
 
 _environments: dict[str, Environment] = {}  # of a worker process, built once
-
-
-def end_with_parent() -> None:
-    """Let this worker end when the learner is killed: it would wait for work for ever.
-
-    An interrupt from the keyboard goes to both. The learner has something to say then, and this one just ends.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    def wait() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:
@@ -78,7 +57,7 @@ class Evaluator:
         self._workers, self._losses = workers, 0
         self._policies: dict[int, list[Policy]] = {}  # that are not judged yet
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = self._new_pool()
+        self._pool = worker_pool(self._workers)
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""
@@ -105,9 +84,6 @@ class Evaluator:
             collected.append(ready[0])
         return collected
 
-    def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._workers, mp_context=worker_context(), initializer=end_with_parent)
-
     def _begin(self, step: int) -> None:
         self._pending[step] = [
             self._pool.submit(mean_return, self.task, policy, seed, self.episodes)
@@ -123,7 +99,7 @@ class Evaluator:
                 "Fewer --workers need less"
             ) from error
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._new_pool()
+        self._pool = worker_pool(self._workers)
         for step in self._policies:
             self._begin(step)
 

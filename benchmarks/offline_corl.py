@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,15 +31,15 @@ import numpy as np
 import torch
 from command_line import failed
 from datasets import Dataset, load, normalised_score
-from evaluation import end_with_parent, mean_return
+from evaluation import mean_return
 from gymnasium.spaces import Box
 from offline_d4rl import RESULTS
 from offline_data import DataSource
 from offline_settings import Cell
+from pools import worker_pool
 from reporting import origin, sign, write_json
 from stretches import checkpoint_beside, is_done, make_folder_of, save_result
 from tasks import agent_seed
-from workers import worker_context
 
 from synther_replay.checks import whole_number
 
@@ -159,7 +159,7 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
             raise ValueError(f"{checkpoint} is of a run with other rows; remove it to begin again")
     sign(state["made_on"], _CPU)
     seeds, before, returns = range(cell.first_seed, cell.first_seed + cell.seeds), state["seconds"], state["returns"]
-    with ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=end_with_parent) as pool:
+    with worker_pool(workers) as pool:
         missing = [seed for seed in seeds if str(seed) not in returns]
         futures = {pool.submit(run, check, source.folder, seed): str(seed) for seed in missing}
         for future in as_completed(futures):

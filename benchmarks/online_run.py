@@ -18,11 +18,12 @@ from online_agents import Agents
 from online_progress import Progress
 from online_settings import Settings
 from policies import save_policies
+from pools import worker_context
 from products import choose_precision
 from reporting import mean_and_spread, origin, sign, synchronise
 from stretches import checkpoint_beside, make_folder_of, run_in_stretches, save_result, save_state, saved_state
 from tasks import Task, agent_seed
-from workers import Environments, Steps, worker_context
+from workers import Environments, Steps
 
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 

@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -30,14 +29,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 from command_line import failed
-from evaluation import end_with_parent, mean_return
+from evaluation import mean_return
 from policies import Policy
+from pools import worker_pool
 from reporting import mean_and_spread, origin
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stretches import is_done, make_folder_of, save_result
 from tasks import Task, agent_seed
-from workers import worker_context
 
 from synther_replay import GeneratorConfig, RetrainSchedule
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
@@ -179,8 +178,7 @@ def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, 
     """Run all seeds, so many at a time, and write their result; returns its curve."""
     begun = time.monotonic()
     seeds = range(settings.seeds)
-    processes = min(settings.seeds, workers)
-    with ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=end_with_parent) as pool:
+    with worker_pool(min(settings.seeds, workers)) as pool:
         runs = [future.result() for future in [pool.submit(run, settings, seed) for seed in seeds]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
     utd = ALGORITHMS[settings.algo][1].get("gradient_steps", 1)

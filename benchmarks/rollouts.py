@@ -9,18 +9,17 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 from dataset_format import Rows
-from evaluation import end_with_parent
 from policies import Policy
+from pools import worker_pool
 from tasks import Environment, make_environment
 from waypoints import collect
-from workers import worker_context
 
 from synther_replay.seeding import derive_seed
 
@@ -131,7 +130,7 @@ class Studio:
         if workers > 1:
             # Each process has a core, so its products want no threads. The variable is read where NumPy is loaded.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            self._pool = ProcessPoolExecutor(workers, mp_context=worker_context(), initializer=end_with_parent)
+            self._pool = worker_pool(workers)
 
     def pieces(self, player: Player, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
         """Pieces 0, 1, 2, ... until together they have at least so many rows.

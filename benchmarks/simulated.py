@@ -1,24 +1,22 @@
 """Generated rows with what truly follows them, to see what a generator's errors in the dynamics do to an agent.
 
 Observations and actions stay as they were generated. Next observations and rewards are the simulator's, but those of
-rows that it has no answer to, as their velocities are clipped (a third of walker2d medium) or it leaves the numbers.
+rows that it has no answer to, as Hopper or Walker2d has clipped their velocities, or it leaves the numbers.
 Episodes end by the rule of the task, where it has one.
 """
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from itertools import repeat
 
 import numpy as np
 import torch
-from evaluation import end_with_parent
+from pools import worker_pool
 from simulators import Simulator, make_simulator
 from terminals import has_fallen
-from workers import worker_context
 
 from synther_replay import Transitions
 
@@ -41,7 +39,7 @@ def simulated(task: str, rows: Transitions, *, workers: int | None = None) -> tu
     parts = [[array[k : k + _PART] for k in range(0, len(made), _PART)] for array in asked]
     processes = min(workers or os.cpu_count() or 1, len(parts[0]))
     try:
-        with ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=end_with_parent) as pool:
+        with worker_pool(processes) as pool:
             answers = list(pool.map(_answers, repeat(task), *parts))
     except BrokenProcessPool as error:
         raise OSError(

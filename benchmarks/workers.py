@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
+from pools import worker_context
 from tasks import Lane, Task
 
 _STEP, _DONE = b"s", b"d"
 _DIED = "a process that steps environments has died; its own message is above"
-
-
-def worker_context() -> Any:
-    """How worker processes are started: forked from a process that has imported everything and never saw a GPU.
-
-    That process starts here, and takes seconds: the earlier this is called, the less there is to wait for later.
-    """
-    context = multiprocessing.get_context("forkserver")
-    # Installed packages only: up to Python 3.13 that process does not find what lies beside the script. What is not
-    # installed is passed over.
-    context.set_forkserver_preload(["torch", "synther_replay", "gymnasium", "mujoco", "dm_control.suite"])
-    forkserver.ensure_running()
-    return context
 
 
 class Steps(NamedTuple):

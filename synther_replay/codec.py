@@ -120,10 +120,7 @@ class TransitionCodec:
         seen_high = torch.where(high.isfinite(), torch.maximum(most, high), most)
         s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, seen_low)
         s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, seen_high)
-        for side, seen, on_bound in (
-            ("low", least, x <= s["clip_low"]),
-            ("high", most, x >= s["clip_high"]),
-        ):
+        for side, seen, on_bound in (("low", least, x <= s["clip_low"]), ("high", most, x >= s["clip_high"])):
             pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
             if self.find_limits:
                 limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])

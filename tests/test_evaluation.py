@@ -213,7 +213,8 @@ class TestEvaluator:
         pools = [SlowPool() for _ in range(evaluation._MOST_LOSSES)]
         for one in (pool, *pools):
             one.shutdown = lambda **options: None
-        monkeypatch.setattr(evaluator, "_new_pool", iter(pools).__next__)
+        left = iter(pools)
+        monkeypatch.setattr(evaluation, "worker_pool", lambda _: next(left))
         evaluator.submit(10, learner_of(1).policy_weights())
         for one in (pool, *pools[:-1]):
             one.futures[0].set_exception(BrokenProcessPool("killed"))

@@ -115,7 +115,7 @@ seed: 7
 class Pool:
     """Runs seeds here, one after the other, when they are submitted."""
 
-    def __init__(self, workers, **_):
+    def __init__(self, processes):
         pass
 
     def __enter__(self):
@@ -159,7 +159,7 @@ def out(tmp_path):
 def call(call_main, monkeypatch, tmp_path, folder, corl, out):
     """Call the program with arguments; gives its exit status, output and errors."""
     offline_stand_ins.no_other_sets(monkeypatch, tmp_path)
-    monkeypatch.setattr(offline_corl, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(offline_corl, "worker_pool", Pool)
     monkeypatch.setattr(offline_corl, "as_completed", list)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     usual = ["--corl", corl, "--dataset", HOPPER, "--algo", "td3bc", "--folder", folder, "--out", out, *SMALL]

@@ -1,6 +1,7 @@
 """Generated rows with what truly follows them."""
 
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_a_process_that_is_killed_is_told(monkeypatch):
     def killed(*_):
         raise BrokenProcessPool("a child process terminated abruptly")
 
-    monkeypatch.setattr(module.ProcessPoolExecutor, "map", killed)
+    monkeypatch.setattr(ProcessPoolExecutor, "map", killed)
     with pytest.raises(OSError, match="a process that simulates was ended from outside"):
         simulated("Hopper-v5", played("Hopper-v5", 20), workers=1)
 
