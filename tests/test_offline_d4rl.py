@@ -15,6 +15,7 @@ from offline_stand_ins import HOPPER, MAZE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_d4rl
+import offline_data
 import offline_run
 from datasets import load, write
 from learners.offline import OfflineLearner
@@ -365,6 +366,19 @@ class TestRunning:
         answer = call(*self.PAIRS)
         expect_refusal(answer, f"offline_d4rl.py: error: {error}")
         assert self.results(out) == ["iql-real.json", "td3bc-real.json"]
+
+    def test_simulators_have_the_cores_that_are_given(self, call, out, monkeypatch):
+        asked = []
+
+        def simulated(task, rows, *, workers):
+            asked.append((task, workers))
+            return rows, 7
+
+        monkeypatch.setattr(offline_data, "simulated", simulated)
+        arguments = ("--dataset", HOPPER, "--algo", "td3bc", "--data", "simulated", *SMALL, *GENERATOR)
+        assert call(*arguments, "--workers", "3")[0] == 0
+        assert asked == [("Hopper-v5", 3)]
+        assert json.loads((out / HOPPER / "td3bc-simulated.json").read_text())["simulated_rows"] == 7
 
     def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(self, call, out, full_disk):
         arguments, path = ("--dataset", HOPPER, "--algo", "td3bc", *SMALL), out / HOPPER / "td3bc-real.json"
