@@ -20,12 +20,14 @@ from synther_replay import GeneratorConfig
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, EDAC = (
-    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-edac")
+OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, LIMITS, EDAC = (
+    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-limits", "-edac")
 )
 MEDIUM_REPLAY = [f"{task}-medium-replay-regen" for task in ("halfcheetah", "hopper", "walker2d")]
 BEFORE_THE_FAULT, WITH_THE_FAULT = ("17c5c4e", "032ed04"), ("ae681bb", "fbb605b", "61a1411", "d32647f", "e0d8e5a")
 USUAL = [f"{algo}-{data}" for algo in ("iql", "td3bc") for data in ("real", "synther")]
+ALL_THREE = {"find_limits": True, "predict_terminated": True, "batch_size": 4096, "large_batch_size": 4096}
+WITH_ALL_THREE = f"`offline({', '.join(f'{name}={value}' for name, value in ALL_THREE.items())})`"
 REDUCED = [f"real-15pct{of}" for of in ("", "-additive", "-dynamics", "-multiplicative")]
 
 
@@ -107,7 +109,7 @@ def test_documents_have_the_rows_of_the_published_tables(name, count):
     for head, rows in ours.items():
         assert [row for row in rows if row not in tables(current)[head]] == [], head
     of_offline = " ".join(re.split(r"\n##+ Offline\n", text)[1].split())
-    for part in (r"### Where episodes end.*?###", r"What was tried on walker2d medium.*?in no table\."):
+    for part in (r"### Where episodes end.*?### Mixtures", r"What was tried on walker2d medium.*?in no table\."):
         of_offline = re.sub(part, "", of_offline)  # they have tests of their own
     intervals = re.findall(r"(earlier run, with )?(\d+\.\d \[-?\d+\.\d, -?\d+\.\d\])", of_offline)
     assert [one for then, one in intervals if not then and one not in current] == []
@@ -157,6 +159,12 @@ def test_what_unfinished_runs_printed_is_told_as_it_is():
 def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
     dataset = "walker2d-medium-regen"
     squashed = "`offline(predict_terminated=True, steps={}, learning_rate=3e-4, unsquash_actions=False)`"
+    simulated = (
+        "the same, with a million rows and the simulator's word on what follows them "
+        "(`--data simulated --rows 1000000`)"
+    )
+    mixed = "`offline()`, half real rows and half of a million synthetic ones (`--data mixed`)"
+    few = "`paper()`, with a million rows (`--rows 1000000`)"
     runs = {
         "real rows": ("edac-real", OFFLINE),
         "`offline()`": ("edac-synther", OFFLINE),
@@ -165,8 +173,14 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
         squashed.format("100_000"): ("edac-synther", EDAC / "squashed"),
         squashed.format("200_000"): ("edac-synther", EDAC / "squashed-long"),
         "`paper()`": ("edac-synther", EDAC / "paper"),
+        WITH_ALL_THREE: ("edac-synther", LIMITS),
+        simulated: ("edac-simulated", EDAC / "simulated"),
+        mixed: ("edac-mixed", EDAC / "mixed"),
+        few: ("edac-synther", EDAC / "paper-few"),
     }
-    assert {path.parent.parent for path in EDAC.glob("*/*/*.json")} == {folder for _, folder in [*runs.values()][3:]}
+    assert {*EDAC.glob("*/*/*.json")} == {
+        folder / dataset / f"{cell}.json" for cell, folder in runs.values() if folder.parent == EDAC
+    }
     contents = {name: read(dataset, *run) for name, run in runs.items()}
     curves = {name: np.array([point["scores"] for point in one["curve"]]) for name, one in contents.items()}
     for name, run in runs.items():
@@ -177,8 +191,18 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
     assert {(len(one["seeds"]), one["steps"], one[DIGEST]) for one in contents.values()} == {
         (4, 10**6, contents["real rows"][DIGEST])
     }
-    assert [one["commit"] for one in contents.values()] == ["4431c5b"] * 4 + ["07f1bd9"] * 3
-    plain, *changed, paper = (one["settings"]["generator"] for name, one in contents.items() if name != "real rows")
+    assert [one["commit"] for one in contents.values()] == ["4431c5b"] * 4 + ["07f1bd9"] * 3 + ["4e358ef"] * 4
+    generators = {name: one["settings"]["generator"] for name, one in contents.items() if name != "real rows"}
+    plain, *changed, paper = [*generators.values()][:6]
+    assert generators[mixed] == plain
+    assert generators[simulated] == generators[WITH_ALL_THREE] == {**plain, **ALL_THREE}
+    assert generators[few] == paper
+    made = {name: contents[name]["synthetic_rows"] for name in generators}
+    assert {name: rows for name, rows in made.items() if rows != 5_000_000} == {
+        simulated: 10**6,
+        mixed: contents["real rows"]["real_rows"],
+        few: 10**6,
+    }
     for of_step, now in zip(
         (
             {"predict_terminated": True},
@@ -200,14 +224,26 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
         apart(*(interval([dataset], "edac-synther", folder, evaluations=n) for folder in (OFFLINE, PREDICTED)))
         for n in (1, 20)
     )
-    believed = [
-        np.median([one["value"] for one in contents[name]["beliefs"] if one["step"] >= 500_000])
-        for name in ("`offline()`", "`paper()`", "real rows")
-    ]
-    told = "in {:.0f} with rows of `offline()`, in {:.0f} with those of `paper()` and in {:.0f} with real ones"
-    assert told.format(*believed) in DOCS
+    for n in (1, 20):
+        many_and_few = (interval([dataset], *runs[name], evaluations=n) for name in ("`paper()`", few))
+        assert apart(*many_and_few) == 1
+        assert apart(*(interval([dataset], *runs[name], evaluations=n) for name in (few, "real rows"))) == (n == 20)
+    means = dict(zip(means, curves[few].mean(1), strict=True))
+    assert f"begins later, with {means[500_000]:.1f} after 500,000 updates and {means[900_000]:.1f} after" in DOCS
+    walking = {name: sum(curves[name][-1] > 30) for name in (few, simulated, mixed, WITH_ALL_THREE)}
+    assert walking == {few: 3, simulated: 2, mixed: 0, WITH_ALL_THREE: 0}
+    assert curves[mixed][-1].max() < 0
+    believed = {
+        name: np.median([of["value"] for of in one["beliefs"] if of["step"] >= 500_000])
+        for name, one in contents.items()
+    }
+    of_many = [believed[name] for name, rows in made.items() if rows == 5_000_000]
+    assert f"they believe in {min(of_many):.0f} to {max(of_many):.0f} with five million rows of any generator" in DOCS
+    told = "in {:.0f} if they are real, in {:.0f} if simulated and in {:.0f} if of `paper()`"
+    assert told.format(*(believed[name] for name in ("real rows", simulated, few))) in DOCS
+    assert f"beside as many real ones critics believe in {believed[mixed]:.0f}, and all four seeds" in DOCS
     walked = contents["`paper()`"]["curve"][-1]["returns"]
-    assert f"all four learn something and none gets further than a return of {max(walked):.0f} at the end" in DOCS
+    assert f"rows all four learn something and none gets further than a return of {max(walked):.0f} at the end" in DOCS
     assert min(walked) > 250
     *fallen, _ = sorted(contents["`offline()`"]["curve"][-1]["returns"])
     told = "have returns of {:.0f}, {:.0f} and {:.0f} at the end, where a random one has {:.0f},"
@@ -217,7 +253,7 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
     )
     told = f"{ends['terminated']} of a million are `terminated`, where walker2d medium-replay has"
     assert f"{told} {of_replay['terminated']:,} among {of_replay['rows'] / 1_000:.0f} thousand" in DOCS
-    for name in [*runs][:3:-1]:
+    for name in [*runs][4:7]:
         starts, terminals = contents[name]["starts"], contents[name]["terminals"]
         real, found, rows = starts["real"], starts["synthetic"], starts["synthetic"]["rows"]
         assert len({real[f"within {margin}"] for margin in (0, 0.03, 0.1, 0.3)}) == 1  # all begin there
@@ -227,8 +263,27 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
         counts = [f"{found[f'within {margin}']:,}" for margin in (0.3, 0.1, 0.03)]
         counts += [f"{terminals['synthetic']['terminated']:,}", *shares(terminals["synthetic"])]
         assert f"| {name} | {' | '.join(counts)} |" in DOCS
+    begun, ended = contents[few]["starts"]["synthetic"], contents[few]["terminals"]["synthetic"]["terminated"]
+    wide, near, at = (begun[f"within {margin}"] for margin in (0.3, 0.1, 0.03))
+    assert f"{wide:,} beginnings within 0.3, {near} within 0.1 and {at} within 0.03, and {ended} ends" in DOCS
     scores = (mean_and_spread(contents[name]["final"], 1) for name in ("`offline()`", "real rows"))
     assert "on walker2d medium they are not ({} against {})".format(*scores) in README
+    assert f"instead of five do in part ({mean_and_spread(contents[few]['final'], 1)})" in README
+
+
+def test_documents_say_what_limits_and_larger_batches_change():
+    dataset, algos = "walker2d-medium-regen", {"TD3+BC": "td3bc", "IQL": "iql"}
+    found = {path.relative_to(LIMITS) for path in LIMITS.glob("*/*.json")}
+    assert found == {Path(dataset, f"{algo}-synther.json") for algo in (*algos.values(), "edac")}
+    for title, algo in algos.items():
+        content, cell = read(dataset, f"{algo}-synther", LIMITS), f"{algo}-synther"
+        assert (content["commit"], len(content["seeds"])) == ("4e358ef", 8)
+        assert content["settings"]["generator"] == {**read(dataset, cell)["settings"]["generator"], **ALL_THREE}
+        scores = [interval([dataset], cell, folder, evaluations=n) for n in (1, 20) for folder in (OFFLINE, LIMITS)]
+        assert f"| {title}, walker2d medium | {' | '.join(map(bracketed, scores))} |" in DOCS
+        assert not apart(*scores[:2])
+        assert not apart(*scores[2:])
+    assert " ".join(f"--set {name}={value}" for name, value in ALL_THREE.items()) in DOCS
 
 
 def shares(rows):
