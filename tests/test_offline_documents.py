@@ -266,6 +266,10 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium():
     begun, ended = contents[few]["starts"]["synthetic"], contents[few]["terminals"]["synthetic"]["terminated"]
     wide, near, at = (begun[f"within {margin}"] for margin in (0.3, 0.1, 0.03))
     assert f"{wide:,} beginnings within 0.3, {near} within 0.1 and {at} within 0.03, and {ended} ends" in DOCS
+    of_many = contents["`paper()`"]["starts"]["synthetic"], contents["`paper()`"]["terminals"]["synthetic"]
+    assert 5 * near / of_many[0]["within 0.1"] == pytest.approx(4 / 3, abs=0.02)
+    assert 5 * ended / of_many[1]["terminated"] == pytest.approx(4 / 5, abs=0.03)
+    assert "by their share a third more within 0.1 than its five million, and a fifth fewer ends." in DOCS
     scores = (mean_and_spread(contents[name]["final"], 1) for name in ("`offline()`", "real rows"))
     assert "on walker2d medium they are not ({} against {})".format(*scores) in README
     assert f"instead of five do in part ({mean_and_spread(contents[few]['final'], 1)})" in README
