@@ -40,7 +40,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000, "evaluate_every": 5_000},
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
-_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), DATA[1:]), "real_ratio": ("mixed",)}
+_GENERATED = tuple(data for data in DATA if data != "real")
+_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "real_ratio": ("mixed",)}
 
 
 def parse() -> argparse.Namespace:
