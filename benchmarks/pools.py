@@ -7,9 +7,13 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from typing import Any
+
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def worker_context() -> Any:
@@ -21,8 +25,27 @@ def worker_context() -> Any:
     # Installed packages only: up to Python 3.13 that process does not find what lies beside the script. What is not
     # installed is passed over.
     context.set_forkserver_preload(["torch", "synther_replay", "gymnasium", "mujoco", "dm_control.suite"])
-    forkserver.ensure_running()
+    with _installed_packages_first():
+        forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def _installed_packages_first() -> Iterator[None]:
+    """Let a process that starts here not look for packages in the working directory.
+
+    In a checkout it would take the sources there for an installed `synther_replay`, and miss the adapters, which are
+    part of the package only where it is installed.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 def worker_pool(processes: int) -> ProcessPoolExecutor:
