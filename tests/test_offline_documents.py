@@ -271,6 +271,34 @@ def test_documents_say_what_edac_learns_on_walker2d_medium(tried):
     assert f"instead of five do in part ({finals[FEW]}, {along}; it is the best of ten tries, and one fit)" in README
 
 
+def test_documents_say_where_more_runs_of_edac_on_walker2d_medium_broke_off(tried):
+    def at_the_seventeenth(scores):
+        return f"{mean_and_spread(scores[16], 1)}", f"{scores[:17].mean():.1f}"
+
+    def so_far(of, data="synther"):
+        found = [score for _, score in sorted(printed(WALKER, f"edac-{data}", of).items())][:17]
+        return found[16], f"{np.mean([float(score.split()[0]) for score in found]):.1f}"
+
+    again, paper_again = so_far("-seeds-4-to-7", "real"), so_far("-paper-few-seeds-4-to-7")
+    few, long_few = so_far("-few"), so_far("-long-few")
+    then = {name: at_the_seventeenth(scores_of(one)) for name, one in tried.items()}
+    real, paper, long = (then[name] for name in ("real rows", FEW, "`offline(predict_terminated=True, steps=100_000)`"))
+    for told in (
+        f"four other seeds have {again[0]} after 850,000 updates, where the first four have {real[0]}",
+        f"and {again[1]} over the 17 evaluations until then, where these have {real[1]}",
+        f"EDAC has {paper_again[0]} then, where the first fit gave {paper[0]}, and {paper_again[1]} instead of",
+        f"instead of {paper[1]} over the 17",
+        f"A million rows of `offline()` have {few[0]} and {few[1]}, and a million of",
+        f"steps=100_000)` {long_few[0]} and {long_few[1]}, where five million have {long[0]} and {long[1]}.",
+    ):
+        assert told in DOCS
+    of_all = [then[name] for name in set(then) - {"real rows"}] + [few, paper_again]
+    for k in (0, 1):
+        assert float(long_few[k].split()[0]) > max(float(one[k].split()[0]) for one in of_all)
+    assert f"({paper_again[0]} after 850,000 updates, where the first has {paper[0]})" in README
+    assert f"four other seeds have {again[0]} after 850,000 updates, where the first four have {real[0]}." in README
+
+
 def test_documents_say_what_critics_of_edac_believe_on_walker2d_medium(tried):
     believed = {
         name: np.median([of["value"] for of in one["beliefs"] if of["step"] >= 500_000]) for name, one in tried.items()
