@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import offline_d4rl
 import plot_offline
 from aggregate import REFERENCES, mean_estimate
 from offline_data import DIGEST
@@ -20,6 +22,7 @@ from synther_replay import GeneratorConfig
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+LINES = ROOT / "benchmarks" / "offline_tables.txt"
 OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, LIMITS, EDAC = (
     RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-limits", "-edac")
 )
@@ -113,6 +116,23 @@ def test_documents_have_the_rows_of_the_published_tables(name, count):
         of_offline = re.sub(part, "", of_offline)  # they have tests of their own
     intervals = re.findall(r"(earlier run, with )?(\d+\.\d \[-?\d+\.\d, -?\d+\.\d\])", of_offline)
     assert [one for then, one in intervals if not then and one not in current] == []
+
+
+def test_the_lines_that_are_there_to_make_the_tables_again_ask_for_all_of_their_cells(monkeypatch):
+    monkeypatch.setattr(offline_d4rl, "resolve_device", lambda _: torch.device("cuda"))  # whose defaults count
+
+    def cells_of(line):
+        monkeypatch.setattr(sys, "argv", ["offline_d4rl.py", *line.split()])
+        return offline_d4rl.parse().cells
+
+    asked = [cell for line in LINES.read_text().splitlines() for cell in cells_of(line)]
+    published = {path.relative_to(OFFLINE): json.loads(path.read_text()) for path in OFFLINE.glob("*/*.json")}
+    assert {Path(cell.dataset, f"{cell.name}.json"): cell.to_json() for cell in asked} == {
+        path: content["settings"] for path, content in published.items()
+    }
+    assert len(asked) == len(published)
+    for text in (README, DOCS):
+        assert f"python benchmarks/offline_d4rl.py --workers 4 < {LINES.relative_to(ROOT)}" in text
 
 
 def test_the_readme_sums_up_the_published_table():
