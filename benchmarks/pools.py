@@ -25,13 +25,13 @@ def worker_context() -> Any:
     # Installed packages only: up to Python 3.13 that process does not find what lies beside the script. What is not
     # installed is passed over.
     context.set_forkserver_preload(["torch", "synther_replay", "gymnasium", "mujoco", "dm_control.suite"])
-    with _installed_packages_first():
+    with _safe_path(), _without_interrupts():
         forkserver.ensure_running()
     return context
 
 
 @contextmanager
-def _installed_packages_first() -> Iterator[None]:
+def _safe_path() -> Iterator[None]:
     """Let a process that starts here not look for packages in the working directory.
 
     In a checkout it would take the sources there for an installed `synther_replay`, and miss the adapters, which are
@@ -48,9 +48,26 @@ def _installed_packages_first() -> Iterator[None]:
             os.environ[_SAFE_PATH] = before
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let a process that starts here not be interrupted from the keyboard: it has nothing to say, and would say much."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only that one may change what an interrupt does
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def worker_pool(processes: int) -> ProcessPoolExecutor:
     """So many processes that wait for work; none outlives this one."""
-    return ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=_end_with_parent)
+    # Where workers have died and orders were cancelled, nobody reads the orders that are on their way, and a program
+    # that waited until they are read would never end.
+    pool._call_queue.cancel_join_thread()  # type: ignore[attr-defined]
+    return pool
 
 
 def _end_with_parent() -> None:
