@@ -14,6 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import torch
+from reporting import make_folder_of, writing
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -87,9 +88,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    try:
+        gym.spec(args.env)
+        make_folder_of(args.out)
+    except (gym.error.Error, ValueError) as error:
+        parser.error(str(error))
     data = collect(args.env, args.train_steps, args.rows, args.seed)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(args.out, env=args.env, **data)
+    with writing(args.out) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, env=args.env, **data)
     print(f"{len(data['rewards'])} rows of {args.env}, mean reward {data['rewards'].mean():.3f} -> {args.out}")
 
 

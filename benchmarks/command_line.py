@@ -29,6 +29,13 @@ def duration(text: str) -> float:
     return float(text)
 
 
+def folder(text: str) -> Path:
+    """A folder on the command line that is there: one that is misspelt would be passed over for others."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return Path(text)
+
+
 def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "") -> None:
     """How long a run goes on, how often it is saved and what it runs on; `uninterrupted` is what a stop waits for."""
     waits = f"; {uninterrupted}" if uninterrupted else ""

@@ -26,9 +26,8 @@ from dynamics_distance import with_noise
 from fidelity_data import choose_simulator, description, draw, read_set
 from fidelity_judge import BINS, Judge
 from fidelity_tables import tables
-from reporting import origin, synchronise, write_json
+from reporting import make_folder_of, origin, synchronise, write_json
 from simulators import SIMULATORS
-from stretches import make_folder_of
 from tabular_peers import PEERS, TabularPeer, package
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
@@ -266,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fault = error
     print(tables(results.content()))
     if fault:
-        sys.exit(failed(2, f"{fault}; with room for it, the same command adds what is missing"))
+        sys.exit(failed(2, f"{fault}; once it can be written, the same command adds what is missing"))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from dataset_format import Rows, paired, read, write
 from datasets import normalised_score, regenerated_folder
 from maze2d import MAZES
 from recipes import MissingPolicyError, Recipe, recipe
-from reporting import origin
+from reporting import make_folder_of, origin
 from rollouts import Studio
 from tqdm import tqdm
 
@@ -177,8 +177,8 @@ def plan(args: argparse.Namespace) -> tuple[list[tuple[Recipe, Path]], list[str]
             print(f"{path} is there already")
         else:
             orders.append((made_by, path))
-    if orders:
-        args.out.mkdir(parents=True, exist_ok=True)  # now, because where it cannot be made the work would be lost
+    for _, path in orders:
+        make_folder_of(path)
     return orders, left_out
 
 

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 
 import numpy as np
 import torch
-from command_line import failed
+from command_line import failed, folder
 from datasets import Dataset, load, normalised_score
 from evaluation import mean_return
 from gymnasium.spaces import Box
@@ -37,8 +37,8 @@ from offline_d4rl import RESULTS
 from offline_data import DataSource
 from offline_settings import Cell
 from pools import worker_pool
-from reporting import origin, sign, write_json
-from stretches import checkpoint_beside, is_done, make_folder_of, save_result
+from reporting import make_folder_of, origin, sign, write_json
+from stretches import checkpoint_beside, is_done, save_result
 from tasks import agent_seed
 
 from synther_replay.checks import whole_number
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--evaluate-every", type=int, default=10_000, help="updates between two evaluations")
     parser.add_argument("--episodes", type=int, help="per evaluation (10, in mazes 100)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="seeds at a time (one per core)")
-    parser.add_argument("--folder", type=Path, help="where to look for data sets first")
+    parser.add_argument("--folder", type=folder, help="where to look for data sets first")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     sizes = {name: getattr(args, name) for name in _SETTINGS if name not in ("dataset", "algo")}

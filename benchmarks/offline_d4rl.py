@@ -22,7 +22,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 
-from command_line import GENERATOR_PRESETS, add_run_options, failed, setting
+from command_line import GENERATOR_PRESETS, add_run_options, failed, folder, setting
 from dataset_files import regenerated_folder
 from learners.augment import AUGMENTATIONS
 from offline_data import DataSource
@@ -92,7 +92,7 @@ def parse() -> argparse.Namespace:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
     )
     add_run_options(parser, uninterrupted="the fit of a generator is not interrupted")
-    parser.add_argument("--folder", type=Path, help="where to look for data sets first")
+    parser.add_argument("--folder", type=folder, help="where to look for data sets first")
     parser.add_argument(
         "--upsampled",
         type=Path,

@@ -14,11 +14,10 @@ from evaluation import Evaluator
 from offline_data import DataSource
 from offline_settings import Cell
 from products import choose_precision
-from reporting import mean_and_spread, origin, sign, synchronise
+from reporting import make_folder_of, mean_and_spread, origin, sign, synchronise
 from stretches import (
     Stopwatch,
     checkpoint_beside,
-    make_folder_of,
     run_in_stretches,
     save_result,
     save_state,

@@ -24,6 +24,7 @@ from online_run import run_to_file
 from online_settings import Settings
 from reporting import markdown_table, mean_and_spread
 from stretches import differences, is_done, read_result
+from workers import WorkerDiedError
 
 from synther_replay.checks import resolve_device, whole_number
 
@@ -101,6 +102,8 @@ def main() -> int:
         print(table(folder))
     except (ValueError, OSError) as error:
         return failed(2, error)
+    except WorkerDiedError as error:
+        return failed(1, f"{error}; the same command takes up the variant that is not finished")
     except KeyboardInterrupt:
         return failed(130, "interrupted; the same command takes up the variant that is not finished")
     return 0

@@ -23,6 +23,7 @@ from command_line import PRESETS, REFIT, add_run_options, failed, setting
 from online_run import run_to_file
 from online_settings import ALGORITHMS, Settings
 from stretches import checkpoint_beside, is_done, what_follows
+from workers import WorkerDiedError
 
 from synther_replay.checks import resolve_device, whole_number
 
@@ -60,6 +61,8 @@ def parse() -> argparse.Namespace:
     try:
         args.device = resolve_device(args.device)
         args.settings = settings_of(args)
+        if args.tag and Path(args.tag).name != args.tag:
+            raise ValueError(f"tag: expected a part of a file's name, got {args.tag!r}")
         if args.workers is not None:
             whole_number("workers", args.workers)
     except (ValueError, TypeError) as error:
@@ -116,6 +119,8 @@ def main() -> int:
         run = run_to_file(path, settings, args.device, **limits)
     except (ValueError, OSError) as error:
         return failed(2, error)
+    except WorkerDiedError as error:
+        return failed(1, f"{path}: {error}; {what_follows(checkpoint_beside(path))}")
     except KeyboardInterrupt:
         return failed(130, f"{path}: was interrupted; {what_follows(checkpoint_beside(path))}")
     if not run.finished:

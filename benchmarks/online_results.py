@@ -11,7 +11,7 @@ import numpy as np
 from aggregate import TASKS
 
 SUBJECT = "synther-fast"  # what the others are compared with
-KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper")
+KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
 # the last four are where a number comes from, without which it is not published
 KEYS = ("env", "algo", "preset", "seeds", "utd", "steps", "curve", "wall_seconds")
 KEYS += ("machine", "versions", "command", "commit")

@@ -20,8 +20,8 @@ from online_settings import Settings
 from policies import save_policies
 from pools import worker_context
 from products import choose_precision
-from reporting import mean_and_spread, origin, sign, synchronise
-from stretches import checkpoint_beside, make_folder_of, run_in_stretches, save_result, save_state, saved_state
+from reporting import make_folder_of, mean_and_spread, origin, sign, synchronise
+from stretches import checkpoint_beside, run_in_stretches, save_result, save_state, saved_state
 from tasks import Task, agent_seed
 from workers import Environments, Steps
 
@@ -210,11 +210,12 @@ class OnlineRun:
             steps = evaluator.collect(wait=wait)
         total = progress.total_seconds()
         going = total - progress.seconds["start"]  # compiling is not done again
-        left = going / max(progress.step, 1) * (settings.steps - progress.step)
+        learnt = progress.step - settings.random_steps  # the steps before are no measure of those to come
+        left = f", {going / learnt * (settings.steps - progress.step):.0f} s left" if learnt > 0 else ""
         for step in steps:
             progress.curve[step] = evaluator.results[step]
             where = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"
-            self.report(f"{where}: return {_spread(progress.returns(step))}, {total:.0f} s so far, {left:.0f} s left")
+            self.report(f"{where}: return {_spread(progress.returns(step))}, {total:.0f} s so far{left}")
 
     # ------------------------------------------------------- save and continue
 

@@ -32,10 +32,10 @@ from command_line import failed
 from evaluation import mean_return
 from policies import Policy
 from pools import worker_pool
-from reporting import mean_and_spread, origin
+from reporting import make_folder_of, mean_and_spread, origin
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
-from stretches import is_done, make_folder_of, save_result
+from stretches import is_done, save_result
 from tasks import Task, agent_seed
 
 from synther_replay import GeneratorConfig, RetrainSchedule

@@ -24,6 +24,7 @@ from synther_replay import GeneratorConfig, RetrainSchedule
 OBSERVATION, ACTION, BATCH = 17, 6, 256  # as in HalfCheetah
 ROWS, SYNTHETIC = 100_000, 20_000
 ROUNDS, CALLS = 15, 200
+_CORL_FILE = Path("algorithms") / "finetune" / "iql.py"
 
 # One fit that takes no time: how well the rows are made does not matter for how fast they are drawn.
 _OPTIONS: dict[str, Any] = {
@@ -129,7 +130,7 @@ class CORL(Pair):
 
     def _own(self) -> Any:
         """The class alone, taken out of the file of an algorithm."""
-        tree = ast.parse((self.checkout / "algorithms" / "finetune" / "iql.py").read_text())
+        tree = ast.parse((self.checkout / _CORL_FILE).read_text())
         tree.body = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ReplayBuffer"]
         names: dict[str, Any] = {"np": np, "torch": torch, "TensorBatch": list, "Dict": dict, "print": lambda *_: None}
         exec(compile(tree, "iql.py", "exec"), names)
@@ -147,6 +148,12 @@ class CORL(Pair):
         buffer.load_d4rl_dataset({**data, "next_observations": state, "terminals": np.zeros(n, np.float32)})
         if hasattr(buffer, "upsample"):
             buffer.upsample(SYNTHETIC)
+
+
+def check_corl(checkout: Path) -> None:
+    """Refuse a folder that is none of CORL's."""
+    if not (checkout / _CORL_FILE).is_file():
+        raise ValueError(f"corl: {checkout} is not a checkout of CORL, it has no {_CORL_FILE}")
 
 
 def overhead(device: torch.device, corl: Path | None) -> dict[str, dict[str, Any]]:

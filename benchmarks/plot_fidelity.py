@@ -108,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for path in parser.parse_args(arguments).results:
         try:
             content = json.loads(path.read_text())
+            if not (isinstance(content, dict) and "sources" in content):
+                raise ValueError("it names no sources")
         except (OSError, ValueError) as error:
             parser.error(f"{path}: expected a result of fidelity.py: {error}")
         try:

@@ -25,8 +25,7 @@ import matplotlib
 import numpy as np
 from aggregate import COVERAGE, mean_estimate
 from command_line import failed
-from reporting import markdown_table, mean_and_spread, writing
-from stretches import make_folder_of
+from reporting import make_folder_of, markdown_table, mean_and_spread, writing
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend

@@ -23,14 +23,13 @@ import numpy as np
 from aggregate import COVERAGE, REFERENCES, TASKS, Comparison, Estimate, compare, mean_curve, normalise
 from command_line import failed
 from online_results import KNOWN, PARTS, SUBJECT, Run, read_runs, reported_step
-from reporting import markdown_table, mean_and_spread, writing
-from stretches import make_folder_of
+from reporting import make_folder_of, markdown_table, mean_and_spread, writing
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of the backend
 
 # the colours of Okabe and Ito, which colour-blind readers tell apart
-COLOURS = dict(zip(KNOWN, ("#000000", "#E69F00", "#009E73", "#0072B2", "#CC79A7"), strict=True))
+COLOURS = dict(zip(KNOWN, ("#000000", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9"), strict=True))
 SPARE_COLOURS = ("#D55E00", "#56B4E9", "#F0E442")
 INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
 

@@ -50,7 +50,7 @@ def _safe_path() -> Iterator[None]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Let a process that starts here not be interrupted from the keyboard: it has nothing to say, and would say much."""
+    """Let a process that starts here not hear an interrupt from the keyboard, of which it would say much to no end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only that one may change what an interrupt does
         return

@@ -23,6 +23,12 @@ from torch import Tensor
 _UNUSED = ("wandb", "d4rl", "gym", "gym.wrappers", "gym.wrappers.flatten_observation", "redq", "redq.algos")
 
 
+def check_reference(checkout: Path) -> None:
+    """Refuse a folder that is none of the published repository's."""
+    if not (checkout / "synther" / "diffusion" / "elucidated_diffusion.py").is_file():
+        raise ValueError(f"reference: {checkout} is not a checkout of the published SynthER code")
+
+
 class PublishedDiffusion:
     """The published model and trainer in the configuration of the published online experiments.
 
@@ -34,8 +40,7 @@ class PublishedDiffusion:
 
     def __init__(self, checkout: Path, data: Tensor, *, steps: int = 100_000) -> None:
         """Import the published code and build its model, quietly."""
-        if not (checkout / "synther" / "diffusion" / "elucidated_diffusion.py").is_file():
-            raise ValueError(f"reference: {checkout} is not a checkout of the published SynthER code")
+        check_reference(checkout)
         _stand_in_for_unused()
         sys.path.insert(0, str(checkout))
         try:

@@ -83,6 +83,18 @@ def commit() -> str:
     return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
 
 
+def make_folder_of(result: Path) -> None:
+    """Make the folder of a result before the run, and not when there is a result to lose."""
+    if result.is_dir():
+        raise ValueError(f"out: expected a file to write, got the folder {result}")
+    try:
+        result.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(result.parent, os.W_OK):
+            raise PermissionError("it cannot be written to")
+    except OSError as error:
+        raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A name to write to, whose file takes the place of `path` in the end; its folder is made.

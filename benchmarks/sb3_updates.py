@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from reporting import markdown_table, origin, seconds, synchronise, write_json
+from reporting import make_folder_of, markdown_table, origin, seconds, synchronise, write_json
 from stable_baselines3 import SAC
 from stable_baselines3.common.logger import Logger
 
@@ -126,7 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--calls", type=int, help="calls of train that are timed together (GPU: 5, CPU: 1)")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
-    device = resolve_device(options.device)
+    try:
+        device = resolve_device(options.device)
+        if options.out:
+            make_folder_of(options.out)
+    except ValueError as error:
+        parser.error(str(error))
     calls = options.calls or (5 if device.type == "cuda" else 1)
     results = measure(device, rows=options.rows, calls=calls, repeats=options.repeats)
     print(table(results))

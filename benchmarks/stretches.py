@@ -7,7 +7,6 @@ where their time goes, and when they save and stop.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reporting import write_json
-from safetensors import SafetensorError
 
 from synther_replay.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.errors import CheckpointError
@@ -26,16 +24,6 @@ _ABSENT = "absent"  # a setting that is not there is not the same as None
 def checkpoint_beside(result: Path) -> Path:
     """Where a run is saved whose result is not there yet."""
     return result.with_name(f".{result.stem}.checkpoint")
-
-
-def make_folder_of(result: Path) -> None:
-    """Make the folder of a result before the run, and not when there is a result to lose."""
-    try:
-        result.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(result.parent, os.W_OK):
-            raise PermissionError("it cannot be written to")
-    except OSError as error:
-        raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
 
 
 class HasSettings(Protocol):
@@ -84,9 +72,10 @@ def save_state(checkpoint: Path, kind: str, state: dict[str, Any]) -> None:
     """
     try:
         save_checkpoint(checkpoint, kind, state)
-    except (OSError, SafetensorError) as error:  # the second is how safetensors says that a disk is full
+    except OSError as error:
+        why = error.__cause__ or error
         raise OSError(
-            f"{checkpoint}: the run cannot be saved ({error}); with room for it {what_follows(checkpoint)}"
+            f"{checkpoint}: the run cannot be saved ({why}); with room for it {what_follows(checkpoint)}"
         ) from error
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from overhead import overhead
-from reference import PublishedDiffusion
-from reporting import markdown_table, origin, seconds, synchronise, write_json
+from overhead import check_corl, overhead
+from reference import PublishedDiffusion, check_reference
+from reporting import make_folder_of, markdown_table, origin, seconds, synchronise, write_json
 
 from synther_replay import (
     DiffusionGenerator,
@@ -205,7 +205,16 @@ def main() -> None:
     parser.add_argument("--corl", type=Path, help="checkout of CORL, whose buffer is then compared with ours")
     parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args()
-    device = resolve_device(args.device)
+    try:
+        device = resolve_device(args.device)
+        if args.out:
+            make_folder_of(args.out)
+        if args.reference:
+            check_reference(args.reference)
+        if args.corl:
+            check_corl(args.corl)
+    except ValueError as error:
+        parser.error(str(error))
     results = measure(device, args.reference, args.corl)
     rows = [[name, key, value] for name, entry in results.items() for key, value in entry.items()]
     print(markdown_table(("measurement", "figure", "value"), rows))

@@ -18,7 +18,6 @@ import torch
 from datasets import Dataset
 from offline_settings import Cell
 from reporting import origin
-from safetensors import SafetensorError
 
 import synther_replay
 from synther_replay import CheckpointError, Transitions
@@ -100,9 +99,10 @@ class Upsampled:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(path, KIND, made)
-            except (OSError, SafetensorError) as error:  # the second is how safetensors says that a disk is full
+            except OSError as error:
+                why = error.__cause__ or error
                 warnings.warn(
-                    f"{path}: the rows cannot be kept ({error}); this run goes on, but the next has to make them again",
+                    f"{path}: the rows cannot be kept ({why}); this run goes on, but the next has to make them again",
                     stacklevel=2,
                 )
         return made

@@ -11,7 +11,14 @@ from pools import worker_context
 from tasks import Lane, Task
 
 _STEP, _DONE = b"s", b"d"
-_DIED = "a process that steps environments has died; its own message is above"
+_DIED = (
+    "a process that steps environments has died; if it has said nothing, it was ended from outside, "
+    "as happens where there is no memory left"
+)
+
+
+class WorkerDiedError(RuntimeError):
+    """A process that steps environments is gone, and with it the episodes under way."""
 
 
 class Steps(NamedTuple):
@@ -165,11 +172,11 @@ class Environments:
             for connection, order in zip(self._connections, orders, strict=True):
                 connection.send_bytes(order)
         except BrokenPipeError as error:
-            raise RuntimeError(_DIED) from error
+            raise WorkerDiedError(_DIED) from error
 
     def _wait(self) -> None:
         try:
             for connection in self._connections:
                 connection.recv_bytes()
         except (EOFError, ConnectionResetError) as error:
-            raise RuntimeError(_DIED) from error
+            raise WorkerDiedError(_DIED) from error

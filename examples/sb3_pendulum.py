@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=200, help="steps between two evaluations")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    parser.add_argument("--out", type=Path, default=Path("demo_output"))
+    parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder of the pictures")
     args = parser.parse_args()
 
     jobs = [(name, seed) for seed in range(args.seeds) for name in VARIANTS]
@@ -96,13 +96,15 @@ def main() -> None:
     print("| mean of the curve | " + " | ".join(means) + f" |\n\nmean +- standard deviation over {args.seeds} seeds")
     title = f"Pendulum-v1, SAC with {args.updates} updates per step"
     draw_curves(steps, curves, args.out / "curves.png", title)
+    pictures = [args.out / "curves.png"]
 
     rows = results["SAC + SynthER", 0][1]
     if rows is not None:
         real, synthetic = rows[0], Transitions(rows[0].spec, rows[1])
         print(f"\nsynthetic against real transitions at the end of seed 0\n{fidelity(real, synthetic)}")
         draw_marginals(real, synthetic, args.out / "marginals.png")
-    print(f"\npictures: {args.out}/curves.png, {args.out}/marginals.png")
+        pictures.append(args.out / "marginals.png")
+    print(f"\npictures: {', '.join(map(str, pictures))}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000, help="real transitions to collect")
     parser.add_argument("--steps", type=int, default=8_000, help="training steps of the generator")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/marginals.png"))
+    parser.add_argument("--out", type=Path, default=Path("demo_output/marginals.png"), help="picture to draw")
     args = parser.parse_args()
 
     torch.set_num_threads(1)  # a network this small does not pay for more
@@ -67,8 +67,9 @@ def main() -> None:
     print("\nfor scale: as many fresh real transitions against real")
     print(fidelity(real, fresh))
 
-    draw_marginals(real, synthetic, args.out)
-    print(f"\nmarginals, real against synthetic: {args.out}")
+    picture = args.out if args.out.suffix else args.out.with_suffix(".png")
+    draw_marginals(real, synthetic, picture)
+    print(f"\nmarginals, real against synthetic: {picture}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
     header["checksum"] = _header_checksum(header)
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata=header)
+        try:
+            save_file(tensors, temporary, metadata=header)
+        except SafetensorError as error:  # which is how it says that a disk is full, or a folder not to be written to
+            raise OSError(f"{path}: cannot be written ({error})") from error
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"path: there is no file {path}")
+        raise CheckpointError(f"path: {path} is no file" if path.exists() else f"path: there is no file {path}")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             header = file.metadata() or {}

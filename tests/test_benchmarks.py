@@ -56,3 +56,21 @@ def test_throughput_measures_a_training_step_of_a_stack():
 def test_a_folder_that_is_not_the_published_code_is_refused(tmp_path):
     with pytest.raises(ValueError, match="reference"):
         throughput.measure(torch.device("cpu"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--device", "abacus", "device: expected 'auto' or a torch device, got 'abacus'"),
+        ("--reference", ".", "reference: . is not a checkout of the published SynthER code"),
+        ("--corl", ".", "corl: . is not a checkout of CORL"),
+        ("--out", ".", "out: expected a file to write, got the folder ."),
+        ("--out", f"{__file__}/x.json", "out: expected a folder to write to"),
+    ],
+)
+def test_throughput_refuses_at_the_door_what_cannot_work(option, value, message, monkeypatch, capsys):
+    monkeypatch.setattr(throughput, "measure", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(sys, "argv", ["throughput.py", option, value])
+    with pytest.raises(SystemExit):
+        throughput.main()
+    assert message in capsys.readouterr().err

@@ -4,12 +4,48 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("stable_baselines3")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import collect
 import sb3_updates
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "Pendulu-v1", "--out", "x.npz"], "Pendulu"),
+        (["--env", "Pendulum-v1", "--out", f"{__file__}/x.npz"], "out: expected a folder to write to"),
+    ],
+)
+def test_rows_are_not_collected_where_that_cannot_work(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(collect, "collect", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr(sys, "argv", ["collect.py", *arguments])
+    with pytest.raises(SystemExit):
+        collect.main()
+    assert message in capsys.readouterr().err
+
+
+def test_collected_rows_are_written_whole(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "rows.npz"
+    command = ["collect.py", "--env", "Pendulum-v1", "--train-steps", "60", "--rows", "100", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    collect.main()
+    with np.load(out) as found:
+        assert (str(found["env"]), len(found["rewards"])) == ("Pendulum-v1", 100)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert "100 rows of Pendulum-v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "value"), [("--out", "."), ("--device", "abacus")])
+def test_updates_are_not_timed_where_that_cannot_work(option, value, monkeypatch, capsys):
+    monkeypatch.setattr(sb3_updates, "measure", lambda *_, **__: pytest.fail("it measured"))
+    with pytest.raises(SystemExit):
+        sb3_updates.main([option, value])
+    assert f"error: {option.strip('-')}: expected" in capsys.readouterr().err
 
 
 def test_every_case_is_measured_and_written(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from synther_replay import checkpoint
@@ -191,6 +193,16 @@ def test_failure_in_the_middle_of_writing_leaves_the_old_file_and_no_other(saved
     assert files(path) == [path.name]
 
 
+def test_what_safetensors_cannot_write_is_an_error_of_the_system_that_names_the_file(saved, path, monkeypatch):
+    def refuse(tensors, file, metadata):
+        raise SafetensorError("I/O error: Permission denied")
+
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    with pytest.raises(OSError, match=re.escape(f"{path}: cannot be written (I/O error: Permission denied)")):
+        save_checkpoint(path, "toy", {"steps": 2})
+    assert path.read_bytes() == saved
+
+
 def test_missing_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         save_checkpoint(tmp_path / "missing" / "state", "toy", STATE)
@@ -340,6 +352,8 @@ def test_missing_file_and_folder_are_refused(path, tmp_path):
     for nothing in (path, tmp_path, tmp_path / "missing" / "file"):
         with pytest.raises(CheckpointError, match=str(nothing)):
             load_checkpoint(nothing, "toy")
+    with pytest.raises(CheckpointError, match="is no file"):
+        load_checkpoint(tmp_path, "toy")
 
 
 def test_safetensors_of_others_are_refused(path):

@@ -226,7 +226,9 @@ def test_on_a_full_disk_what_is_measured_is_at_least_told(run, full_disk, capsys
     told, errors = capsys.readouterr()
     assert stopped.value.code == 2
     assert "| synther-tiny-steps-20 | whole set | 29400 |" in told
-    assert "result.json: cannot be written (No space left on device); with room for it, the same command" in errors
+    assert (
+        "result.json: cannot be written (No space left on device); once it can be written, the same command" in errors
+    )
     assert len(errors.splitlines()) == 1
     assert (tmp_path / "result.json").read_text() == before
 
@@ -250,6 +252,21 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_fitted(run, 
     with pytest.raises(SystemExit):
         run(out=tmp_path / "file" / "result.json")
     assert "out: expected a folder to write to" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(out=tmp_path)
+    assert f"out: expected a file to write, got the folder {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"curve": []}', "[1]", "[1"])
+def test_figures_are_drawn_of_results_only(capsys, tmp_path, text):
+    pytest.importorskip("matplotlib")
+    import plot_fidelity
+
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(SystemExit):
+        plot_fidelity.main([str(tmp_path / "other.json")])
+    assert "other.json: expected a result of fidelity.py: " in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_file_about_something_else_is_left_alone(run, capsys, tmp_path):

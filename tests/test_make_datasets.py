@@ -1,5 +1,6 @@
 """Regenerated data sets: what is in the files, that a seed fixes it, and what happens when something goes wrong."""
 
+import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -268,7 +269,10 @@ def test_a_folder_that_cannot_be_made_is_found_out_at_once(tmp_path, run, monkey
     monkeypatch.setattr(make_datasets, "make", lambda *_: pytest.fail("the work would be lost"))
     (tmp_path / "file").write_text("")
     assert run("hopper-random", out=tmp_path / "file") == 2
-    assert "file" in capsys.readouterr().err
+    assert "out: expected a folder to write to, got " in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as of a folder of others, for all but root
+    assert run("hopper-random", out=tmp_path) == 2
+    assert f"out: expected a folder to write to, got {tmp_path} (it cannot be written to)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ class TestRefusals:
             (["--evaluate-every", "1"], "evaluate_every: expected a multiple of 100, got 1"),
             (["--episodes", "-1"], "episodes: "),
             (["--first-seed", "-1"], "first_seed: "),
+            (["--folder", "nowhere"], "--folder: there is no folder nowhere"),
+            (["--folder", __file__], f"--folder: there is no folder {__file__}"),
             (["--subsample", "0"], "subsample: expected a number above 0 and at most 1, got 0.0"),
             (["--subsample", "15"], "subsample: expected a number above 0 and at most 1, got 15.0"),
             (["--subsample", "nan"], "subsample: "),

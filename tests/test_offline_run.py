@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import offline_run
+import reporting
 import stretches
 from evaluation import mean_return
 from learners.offline import OfflineLearner
@@ -488,7 +489,7 @@ class TestToFile:
 
     def test_so_is_one_that_must_not_be_written(self, tmp_path, source, monkeypatch):
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
-        monkeypatch.setattr(stretches.os, "access", lambda *_: False)  # as it is for all but root
+        monkeypatch.setattr(reporting.os, "access", lambda *_: False)  # as it is for all but root
         with pytest.raises(ValueError, match=r"out: expected a folder to write to, got .*cannot be written to"):
             run_to_file(tmp_path / "td3bc-real.json", cell(), source)
 

@@ -16,6 +16,7 @@ import online_results
 import online_run
 import online_stand_ins
 from online_settings import Settings
+from workers import WorkerDiedError
 
 from synther_replay import GeneratorConfig
 
@@ -74,6 +75,7 @@ class TestRefusals:
             (["--algo", "sac", "--random-steps", "0"], "random_steps: "),
             (["--algo", "sac", "--first-seed", "-1"], "first_seed: "),
             (["--algo", "sac", "--workers", "0"], "workers: "),
+            (["--algo", "sac", "--tag", "a/b"], "tag: expected a part of a file's name, got 'a/b'"),
             (["--algo", "sac", "--time-limit", "nan"], "--time-limit: invalid duration value: 'nan'"),
             (["--algo", "sac", "--checkpoint-every", "-1"], "--checkpoint-every: invalid duration value: '-1'"),
             (["--algo", "sac", "--device", "nowhere"], "device: expected 'auto' or a torch device, got 'nowhere'"),
@@ -236,6 +238,17 @@ class TestRunning:
             assert call(*arguments)[::2] == (130, f"{said}goes on from what was saved last\n")
         assert "continued at step 50" in call(*arguments)[1]
 
+    def test_the_death_of_a_worker_is_told_in_a_sentence(self, call, tmp_path, monkeypatch):
+        def died(self):
+            raise WorkerDiedError("a process has died")
+
+        monkeypatch.setattr(online_stand_ins.Environments, "end_step", died)
+        path = tmp_path / "Pendulum-v1" / "sac.json"
+        said = (
+            f"online_dmc.py: error: {path}: a process has died; the same command begins again, as nothing was saved\n"
+        )
+        assert call("--env", "Pendulum-v1", "--algo", "sac", *SMALL)[::2] == (1, said)
+
     def test_on_a_cpu_one_is_warned(self, monkeypatch, tmp_path):
         class Ran(Exception):
             pass
@@ -379,8 +392,9 @@ class TestAblation:
         [
             (OSError("No space left on device"), 2, "No space left on device"),
             (KeyboardInterrupt(), 130, "interrupted; the same command takes up the variant that is not finished"),
+            (WorkerDiedError("died"), 1, "died; the same command takes up the variant that is not finished"),
         ],
-        ids=["full disk", "interrupt"],
+        ids=["full disk", "interrupt", "worker"],
     )
     def test_what_ends_early_is_told_in_a_sentence(self, fault, status, said, call, monkeypatch):
         def run_to_file(*_, **__):

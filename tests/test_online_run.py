@@ -185,12 +185,20 @@ class TestRun:
 
     def test_time_left_does_not_count_what_was_compiled(self, monkeypatch):
         lines = []
-        run = OnlineRun(settings("sac"), CPU, lines.append)
-        run.progress.step, run.progress.seconds["start"] = STEPS // 2, 60.0
+        run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
+        run.progress.step, run.progress.seconds["start"] = 160, 60.0
+        monkeypatch.setattr(run.progress, "total_seconds", lambda: 100.0)
+        run._collect(SimpleNamespace(collect=lambda wait: [160], results={160: [1.0, 3.0]}))
+        said = "Pendulum-v1 sac step 160 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far, 40 s left"
+        assert lines == [said]
+
+    def test_while_nothing_is_learnt_nothing_is_said_of_the_time_left(self, monkeypatch):
+        lines = []
+        run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
+        run.progress.step = 60
         monkeypatch.setattr(run.progress, "total_seconds", lambda: 100.0)
         run._collect(SimpleNamespace(collect=lambda wait: [60], results={60: [1.0, 3.0]}))
-        said = "Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far, 40 s left"
-        assert lines == [said]
+        assert lines == ["Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far"]
 
     def test_an_unknown_task_is_refused(self):
         with pytest.raises(ValueError, match="env: there is no task"):

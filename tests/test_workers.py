@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from tasks import Lane, Task
-from workers import Environments, LaneGroup
+from workers import Environments, LaneGroup, WorkerDiedError
 
 TASK = Task("Pendulum-v1", "gym", 3, 1, -1.0)
 SEEDS = [11, 12, 13]
@@ -152,7 +152,7 @@ class TestEnvironments:
             (process,) = environments._processes
             os.kill(process.pid, signal.SIGKILL)
             process.join(timeout=5)
-            with pytest.raises(RuntimeError, match="a process that steps environments has died"):
+            with pytest.raises(WorkerDiedError, match="a process that steps environments has died"):
                 environments.begin_step(actions_at(0))
                 environments.end_step()
 
@@ -163,6 +163,6 @@ class TestEnvironments:
             os.kill(process.pid, signal.SIGSTOP)  # so that it cannot have answered before it dies
             environments.begin_step(actions_at(0))
             os.kill(process.pid, signal.SIGKILL)
-            with pytest.raises(RuntimeError, match="a process that steps environments has died"):
+            with pytest.raises(WorkerDiedError, match="a process that steps environments has died"):
                 environments.end_step()
         assert not process.is_alive()
