@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     try:
-        gym.spec(args.env)
+        gym.make(args.env).close()
         make_folder_of(args.out)
-    except (gym.error.Error, ValueError) as error:
+    except (gym.error.Error, ImportError, ValueError) as error:
         parser.error(str(error))
     data = collect(args.env, args.train_steps, args.rows, args.seed)
     with writing(args.out) as temporary, temporary.open("wb") as file:

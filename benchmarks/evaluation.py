@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from policies import Policy, policies_of
-from pools import worker_pool
+from pools import WorkerPool
 from stacked import Layers
 from tasks import Environment, make_environment
 
@@ -57,7 +57,7 @@ class Evaluator:
         self._workers, self._losses = workers, 0
         self._policies: dict[int, list[Policy]] = {}  # that are not judged yet
         self._pending: dict[int, list[Future[float]]] = {}
-        self._pool = worker_pool(self._workers)
+        self._pool = WorkerPool(self._workers)
 
     def submit(self, step: int, weights: Layers) -> None:
         """Evaluate these policies when there is time."""
@@ -98,8 +98,8 @@ class Evaluator:
                 f"processes that evaluate were ended from outside {self._losses} times; is there memory for them? "
                 "Fewer --workers need less"
             ) from error
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = worker_pool(self._workers)
+        self._pool.end()
+        self._pool = WorkerPool(self._workers)
         for step in self._policies:
             self._begin(step)
 
@@ -107,6 +107,6 @@ class Evaluator:
         """Usable as a context."""
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        """Begin no more of them; a process ends when it is through with what it is evaluating."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def __exit__(self, *fault: Any) -> None:
+        """Begin no more of them."""
+        self._pool.__exit__(*fault)

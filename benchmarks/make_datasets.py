@@ -189,20 +189,21 @@ def main() -> int:
         orders, left_out = plan(args)
     except (ValueError, MissingPolicyError, OSError, ImportError) as error:
         return failed(2, error)
-    with Studio(args.workers) as studio:
-        for made_by, path in orders:
-            begun = time.perf_counter()
-            try:
+    path = args.out
+    try:
+        with Studio(args.workers) as studio:
+            for made_by, path in orders:
+                begun = time.perf_counter()
                 attributes = make(made_by, args.seed, path, studio)
-            except KeyboardInterrupt:
-                return failed(130, f"{path}: was interrupted, nothing of it is written")
-            except BrokenProcessPool:
-                return failed(1, f"{path}: a process that plays has died, nothing of it is written")
-            except OSError as error:
-                return failed(1, f"{path}: cannot be written, nothing of it is left: {error}")
-            except ValueError as error:
-                return failed(1, error)
-            print(_line(path, attributes, time.perf_counter() - begun), flush=True)
+                print(_line(path, attributes, time.perf_counter() - begun), flush=True)
+    except KeyboardInterrupt:
+        return failed(130, f"{path}: was interrupted, nothing of it is written")
+    except BrokenProcessPool:
+        return failed(1, f"{path}: a process that plays has died, nothing of it is written")
+    except OSError as error:
+        return failed(1, f"{path}: cannot be written, nothing of it is left: {error}")
+    except ValueError as error:
+        return failed(1, error)
     for sentence in left_out:
         failed(1, sentence)
     return 1 if left_out else 0

@@ -36,7 +36,7 @@ from gymnasium.spaces import Box
 from offline_d4rl import RESULTS
 from offline_data import DataSource
 from offline_settings import Cell
-from pools import worker_pool
+from pools import WorkerPool
 from reporting import make_folder_of, origin, sign, write_json
 from stretches import checkpoint_beside, is_done, save_result
 from tasks import agent_seed
@@ -159,7 +159,7 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
             raise ValueError(f"{checkpoint} is of a run with other rows; remove it to begin again")
     sign(state["made_on"], _CPU)
     seeds, before, returns = range(cell.first_seed, cell.first_seed + cell.seeds), state["seconds"], state["returns"]
-    with worker_pool(workers) as pool:
+    with WorkerPool(workers) as pool:
         missing = [seed for seed in seeds if str(seed) not in returns]
         futures = {pool.submit(run, check, source.folder, seed): str(seed) for seed in missing}
         for future in as_completed(futures):

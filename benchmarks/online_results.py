@@ -83,7 +83,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequence[str] | None = None) -> list[Run]:
-    """The result files of a folder, by default those of the six tasks and five algorithms; what is named must exist."""
+    """The result files of a folder, by default of the six tasks and the known algorithms; what is named must exist."""
     names = [f"{task}/{name}.json" for task in tasks or TASKS for name in algorithms or KNOWN]
     paths = [folder / name for name in dict.fromkeys(names)]
     runs = [read_run(path) for path in paths if path.is_file()]

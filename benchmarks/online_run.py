@@ -66,6 +66,7 @@ class OnlineRun:
         """Build agents and generator; processes start with `run`."""
         self.settings, self.device, self.report = settings, device, report
         self.progress = Progress(settings.seeds)
+        self._measured_from: tuple[int, float] | None = None  # step and seconds, for what is said of the time left
         choose_precision(device)
         with self.progress.clock("start"):
             worker_context()  # imports while the rest is built
@@ -210,8 +211,12 @@ class OnlineRun:
             steps = evaluator.collect(wait=wait)
         total = progress.total_seconds()
         going = total - progress.seconds["start"]  # compiling is not done again
-        learnt = progress.step - settings.random_steps  # the steps before are no measure of those to come
-        left = f", {going / learnt * (settings.steps - progress.step):.0f} s left" if learnt > 0 else ""
+        left = ""
+        if progress.step > settings.random_steps:  # those, and the first fit, are no measure of the steps to come
+            first_step, first_going = self._measured_from = self._measured_from or (progress.step, going)
+            if progress.step > first_step:
+                each = (going - first_going) / (progress.step - first_step)
+                left = f", {each * (settings.steps - progress.step):.0f} s left"
         for step in steps:
             progress.curve[step] = evaluator.results[step]
             where = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"

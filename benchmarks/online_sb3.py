@@ -31,7 +31,7 @@ import torch
 from command_line import failed
 from evaluation import mean_return
 from policies import Policy
-from pools import worker_pool
+from pools import WorkerPool
 from reporting import make_folder_of, mean_and_spread, origin
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
@@ -178,7 +178,7 @@ def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, 
     """Run all seeds, so many at a time, and write their result; returns its curve."""
     begun = time.monotonic()
     seeds = range(settings.seeds)
-    with worker_pool(min(settings.seeds, workers)) as pool:
+    with WorkerPool(min(settings.seeds, workers)) as pool:
         runs = [future.result() for future in [pool.submit(run, settings, seed) for seed in seeds]]
     curve = [{"step": step, "returns": [round(returns[step], 2) for returns in runs]} for step in runs[0]]
     utd = ALGORITHMS[settings.algo][1].get("gradient_steps", 1)

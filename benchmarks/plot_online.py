@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt  # after the choice of the backend
 
 # the colours of Okabe and Ito, which colour-blind readers tell apart
 COLOURS = dict(zip(KNOWN, ("#000000", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9"), strict=True))
-SPARE_COLOURS = ("#D55E00", "#56B4E9", "#F0E442")
+SPARE_COLOURS = ("#D55E00", "#F0E442")
 INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
 
 

@@ -61,13 +61,32 @@ def _without_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def worker_pool(processes: int) -> ProcessPoolExecutor:
-    """So many processes that wait for work; none outlives this one."""
-    pool = ProcessPoolExecutor(processes, mp_context=worker_context(), initializer=_end_with_parent)
-    # Where workers have died and orders were cancelled, nobody reads the orders that are on their way, and a program
-    # that waited until they are read would never end.
-    pool._call_queue.cancel_join_thread()  # type: ignore[attr-defined]
-    return pool
+class WorkerPool(ProcessPoolExecutor):
+    """Processes that wait for orders; where the block ends with an error, whatever they are at ends with it.
+
+    Args:
+        processes: How many.
+    """
+
+    def __init__(self, processes: int) -> None:
+        """Start them with the first orders."""
+        super().__init__(processes, mp_context=worker_context(), initializer=_end_with_parent)
+        # Where workers have died, nobody reads the orders that are on their way, and Python 3.11 may wait for it.
+        self._call_queue.cancel_join_thread()  # type: ignore[attr-defined]
+
+    def end(self) -> None:
+        """Begin nothing more, and end what is under way."""
+        processes = [*(self._processes or {}).values()]
+        self.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()  # it may not hear an interrupt yet
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Begin nothing more; without an error, a process ends when it is through with its order."""
+        if kind is None:
+            self.shutdown(wait=False, cancel_futures=True)
+        else:
+            self.end()
 
 
 def _end_with_parent() -> None:

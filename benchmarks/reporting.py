@@ -85,12 +85,12 @@ def commit() -> str:
 
 def make_folder_of(result: Path) -> None:
     """Make the folder of a result before the run, and not when there is a result to lose."""
-    if result.is_dir():
-        raise ValueError(f"out: expected a file to write, got the folder {result}")
     try:
         result.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(result.parent, os.W_OK):
+        if not os.access(result.parent, os.W_OK | os.X_OK):
             raise PermissionError("it cannot be written to")
+        if result.is_dir():
+            raise ValueError(f"out: expected a file to write, got the folder {result}")
     except OSError as error:
         raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
 

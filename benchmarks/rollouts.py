@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from dataset_format import Rows
 from policies import Policy
-from pools import worker_pool
+from pools import WorkerPool
 from tasks import Environment, make_environment
 from waypoints import collect
 
@@ -130,7 +130,7 @@ class Studio:
         if workers > 1:
             # Each process has a core, so its products want no threads. The variable is read where NumPy is loaded.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            self._pool = worker_pool(workers)
+            self._pool = WorkerPool(workers)
 
     def pieces(self, player: Player, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
         """Pieces 0, 1, 2, ... until together they have at least so many rows.
@@ -166,9 +166,9 @@ class Studio:
         """Usable as a context."""
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        """Begin nothing more; a process ends when it is through with its order."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def __exit__(self, *fault: Any) -> None:
+        """Begin nothing more."""
+        self._pool.__exit__(*fault)
 
 
 def _play(player: Player, seeds: list[int]) -> list[Rows]:

@@ -14,7 +14,7 @@ from itertools import repeat
 
 import numpy as np
 import torch
-from pools import worker_pool
+from pools import WorkerPool
 from simulators import Simulator, make_simulator
 from terminals import has_fallen
 
@@ -39,7 +39,7 @@ def simulated(task: str, rows: Transitions, *, workers: int | None = None) -> tu
     parts = [[array[k : k + _PART] for k in range(0, len(made), _PART)] for array in asked]
     processes = min(workers or os.cpu_count() or 1, len(parts[0]))
     try:
-        with worker_pool(processes) as pool:
+        with WorkerPool(processes) as pool:
             answers = list(pool.map(_answers, repeat(task), *parts))
     except BrokenProcessPool as error:
         raise OSError(

@@ -37,6 +37,7 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     Raises:
         TypeError: The state holds anything else.
         FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written, as where the disk is full.
     """
     path = Path(path)
     tensors: dict[str, Tensor] = {}

@@ -212,9 +212,9 @@ class TestEvaluator:
         evaluator, pool = self.make(agents=1)
         pools = [SlowPool() for _ in range(evaluation._MOST_LOSSES)]
         for one in (pool, *pools):
-            one.shutdown = lambda **options: None
+            one.end = lambda: None
         left = iter(pools)
-        monkeypatch.setattr(evaluation, "worker_pool", lambda _: next(left))
+        monkeypatch.setattr(evaluation, "WorkerPool", lambda _: next(left))
         evaluator.submit(10, learner_of(1).policy_weights())
         for one in (pool, *pools[:-1]):
             one.futures[0].set_exception(BrokenProcessPool("killed"))

@@ -159,7 +159,7 @@ def out(tmp_path):
 def call(call_main, monkeypatch, tmp_path, folder, corl, out):
     """Call the program with arguments; gives its exit status, output and errors."""
     offline_stand_ins.no_other_sets(monkeypatch, tmp_path)
-    monkeypatch.setattr(offline_corl, "worker_pool", Pool)
+    monkeypatch.setattr(offline_corl, "WorkerPool", Pool)
     monkeypatch.setattr(offline_corl, "as_completed", list)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     usual = ["--corl", corl, "--dataset", HOPPER, "--algo", "td3bc", "--folder", folder, "--out", out, *SMALL]

@@ -316,6 +316,7 @@ def test_documents_say_where_more_runs_of_edac_on_walker2d_medium_broke_off(trie
     for k in (0, 1):
         assert float(long_few[k].split()[0]) > max(float(one[k].split()[0]) for one in of_all)
     assert f"({paper_again[0]} after 850,000 updates, where the first has {paper[0]})" in README
+    assert f"a million of longer training with right ends have {long_few[0]} there, in a run that broke off." in README
     assert f"four other seeds have {again[0]} after 850,000 updates, where the first four have {real[0]}." in README
 
 

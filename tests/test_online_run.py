@@ -183,22 +183,21 @@ class TestRun:
         assert (agents.generator is not None) == (algo == "synther")
         assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
 
-    def test_time_left_does_not_count_what_was_compiled(self, monkeypatch):
+    def test_time_left_is_by_what_the_last_steps_took(self, monkeypatch):
         lines = []
         run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
-        run.progress.step, run.progress.seconds["start"] = 160, 60.0
-        monkeypatch.setattr(run.progress, "total_seconds", lambda: 100.0)
-        run._collect(SimpleNamespace(collect=lambda wait: [160], results={160: [1.0, 3.0]}))
-        said = "Pendulum-v1 sac step 160 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far, 40 s left"
-        assert lines == [said]
-
-    def test_while_nothing_is_learnt_nothing_is_said_of_the_time_left(self, monkeypatch):
-        lines = []
-        run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
-        run.progress.step = 60
-        monkeypatch.setattr(run.progress, "total_seconds", lambda: 100.0)
-        run._collect(SimpleNamespace(collect=lambda wait: [60], results={60: [1.0, 3.0]}))
-        assert lines == ["Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [1.0, 3.0], 100 s so far"]
+        # 60 s to compile and 20 s for the first steps, which say nothing of those to come, and then 0.4 s for each
+        for step, total in ((60, 70.0), (110, 80.0), (160, 100.0), (210, 120.0)):
+            run.progress.step, run.progress.seconds["start"] = step, 60.0
+            monkeypatch.setattr(run.progress, "total_seconds", lambda total=total: total)
+            run._collect(SimpleNamespace(collect=lambda wait, step=step: [step], results={step: [1.0, 3.0]}))
+        assert [line.partition("[1.0, 3.0], ")[2] for line in lines] == [
+            "70 s so far",
+            "80 s so far",
+            "100 s so far, 40 s left",
+            "120 s so far, 20 s left",
+        ]
+        assert lines[0].startswith("Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [")
 
     def test_an_unknown_task_is_refused(self):
         with pytest.raises(ValueError, match="env: there is no task"):

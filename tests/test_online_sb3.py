@@ -130,7 +130,7 @@ def test_the_settings_of_synther_say_what_its_generator_is():
 def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
-    monkeypatch.setattr(online_sb3, "worker_pool", lambda _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "WorkerPool", lambda _: ThreadPoolExecutor(1))
     monkeypatch.setattr(online_sb3, "run", lambda settings, seed: {10: 1.0 + seed, 20: 4.0 - seed})
     monkeypatch.setattr(online_sb3, "time", SimpleNamespace(monotonic=iter((100.0, 107.0)).__next__))
     arguments = ("--env", "Pendulum-v1", "--seeds", "2", "--steps", "20", "--policy-by", "mean")
@@ -152,7 +152,7 @@ def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, 
 
 
 def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(call_main, full_disk, monkeypatch, tmp_path):
-    monkeypatch.setattr(online_sb3, "worker_pool", lambda _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "WorkerPool", lambda _: ThreadPoolExecutor(1))
     monkeypatch.setattr(online_sb3, "run", lambda settings, seed: {20: 4.0})
     full_disk()
     arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
@@ -174,7 +174,7 @@ def test_what_ends_early_is_told_in_a_sentence(fault, status, said, call_main, m
     def run(*_):
         raise fault
 
-    monkeypatch.setattr(online_sb3, "worker_pool", lambda _: ThreadPoolExecutor(1))
+    monkeypatch.setattr(online_sb3, "WorkerPool", lambda _: ThreadPoolExecutor(1))
     monkeypatch.setattr(online_sb3, "run", run)
     arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
     answer = call_main(online_sb3.main, "online_sb3.py", *arguments)
@@ -186,7 +186,7 @@ def test_what_ends_early_is_told_in_a_sentence(fault, status, said, call_main, m
 @pytest.fixture
 def refusal(call_main, monkeypatch):
     """What the program says to arguments that it does not take."""
-    monkeypatch.setattr(online_sb3, "worker_pool", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr(online_sb3, "WorkerPool", lambda _: pytest.fail("it ran"))
 
     def refuse(*arguments):
         status, _, errors = call_main(online_sb3.main, "online_sb3.py", *arguments)

@@ -11,10 +11,11 @@ import synther_replay
 
 PREAMBLE = f"""
 import os, signal, sys, time
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from pathlib import Path
 sys.path.append({str(Path(__file__).parents[1] / "benchmarks")!r})
-from pools import worker_context, worker_pool
+from pools import WorkerPool, worker_context
 """
 PRINTS_WHAT_WORKERS_IMPORT = """
 def found():
@@ -22,32 +23,55 @@ def found():
     return synther_replay.__file__
 
 if __name__ == "__main__":
-    with worker_pool(1) as pool:
+    with WorkerPool(1) as pool:
         print(pool.submit(found).result())
     print(os.environ.get("PYTHONSAFEPATH"))
 """
 INTERRUPTS_THE_SERVER = """
 if __name__ == "__main__":
     worker_context()
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGINT)
-    with worker_pool(1) as pool:
+    server = forkserver._forkserver._forkserver_pid
+    for pause in (0.0, 0.5):  # before it can have begun to import, and while it does
+        time.sleep(pause)
+        os.kill(server, signal.SIGINT)
+    with WorkerPool(1) as pool:
         print(pool.submit(abs, -7).result())
+    print(forkserver._forkserver._forkserver_pid == server)
     os.kill(os.getpid(), signal.SIGINT)  # which means what it always did
 """
-LOSES_ITS_WORKER_AND_ITS_ORDERS = """
+ORDERS_WITHOUT_END = """
 def order(_):
-    Path("begun").write_text(str(os.getpid()))
+    Path(f"{os.getpid()}.begun").touch()
     time.sleep(600)
 
+def begun():
+    return sorted(int(path.stem) for path in Path.cwd().glob("*.begun"))
+"""
+INTERRUPTED_WHILE_WORKERS_COME_UP = """
 if __name__ == "__main__":
-    pool = worker_pool(1)
-    orders = [pool.submit(order, bytes(1_000_000)) for _ in range(5)]  # more than a pipe holds
-    while not (Path("begun").exists() and Path("begun").read_text()):
-        time.sleep(0.01)
-    for one in orders:
-        one.cancel()
-    os.kill(int(Path("begun").read_text()), signal.SIGKILL)
-    print(type(orders[0].exception()).__name__)
+    try:
+        with WorkerPool(2) as pool:
+            orders = [pool.submit(order, b"") for _ in range(4)]
+            os.killpg(0, signal.SIGINT)
+            orders[0].result()
+    except KeyboardInterrupt:
+        print("interrupted")
+else:
+    time.sleep(2)  # workers import this
+"""
+LOSES_A_WORKER_AND_ITS_ORDERS = """
+if __name__ == "__main__":
+    try:
+        with WorkerPool(2) as pool:
+            orders = [pool.submit(order, bytes(1_000_000)) for _ in range(6)]  # more than a pipe holds
+            while len(begun()) < 2:
+                time.sleep(0.01)
+            for one in orders:
+                one.cancel()
+            os.kill(begun()[0], signal.SIGKILL)
+            orders[0].result()
+    except BrokenProcessPool:
+        print("broken")
 """
 
 
@@ -61,7 +85,13 @@ def run(tmp_path):
         script.write_text(PREAMBLE + program)
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | variables
         return subprocess.run(
-            [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, script],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            start_new_session=True,  # which an interrupt of its group stays in
         )
 
     return run
@@ -78,10 +108,15 @@ def test_workers_take_the_installed_package_where_the_working_directory_has_one_
 
 def test_an_interrupt_does_not_reach_the_process_that_starts_workers(run, tmp_path):
     ran = run(INTERRUPTS_THE_SERVER, tmp_path)
-    assert ran.stdout == "7\n", ran.stderr
+    assert ran.stdout == "7\nTrue\n", ran.stderr
     assert ran.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert ran.stderr.count("Traceback") == 1  # of the program alone
 
 
-def test_a_program_ends_that_has_lost_its_worker_and_cancelled_its_orders(run, tmp_path):
-    assert run(LOSES_ITS_WORKER_AND_ITS_ORDERS, tmp_path).stdout == "BrokenProcessPool\n"
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(INTERRUPTED_WHILE_WORKERS_COME_UP, "interrupted\n"), (LOSES_A_WORKER_AND_ITS_ORDERS, "broken\n")],
+    ids=["interrupted while workers come up", "a worker lost"],
+)
+def test_what_ends_with_an_error_does_not_wait_for_its_orders(run, tmp_path, program, said):
+    assert run(ORDERS_WITHOUT_END + program, tmp_path).stdout == said
