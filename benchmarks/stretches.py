@@ -73,7 +73,7 @@ def save_state(checkpoint: Path, kind: str, state: dict[str, Any]) -> None:
     try:
         save_checkpoint(checkpoint, kind, state)
     except OSError as error:
-        why = error.__cause__ or error
+        why = error.__cause__ or error  # without the path, which is said already
         raise OSError(
             f"{checkpoint}: the run cannot be saved ({why}); with room for it {what_follows(checkpoint)}"
         ) from error

@@ -100,7 +100,7 @@ class Upsampled:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(path, KIND, made)
             except OSError as error:
-                why = error.__cause__ or error
+                why = error.__cause__ or error  # without the path, which is said already
                 warnings.warn(
                     f"{path}: the rows cannot be kept ({why}); this run goes on, but the next has to make them again",
                     stacklevel=2,

@@ -683,7 +683,7 @@ def test_documents_say_what_the_means_rest_on():
     assert f"on the other eight sets it has {told}".format(*found) in DOCS
     replay = [mean(MEDIUM_REPLAY, f"iql-{data}", evaluations=n) for n in (1, 20) for data in ("synther", "real")]
     told = "({:.1f} against {:.1f}, over all evaluations {:.1f} against {:.1f})"
-    assert f"With IQL they are better on medium-replay {told}".format(*replay) in README
+    assert f"With IQL synthetic rows are better on medium-replay {told}".format(*replay) in README
 
     short = {path.parent.name for path in SHORT.glob("*/iql-synther.json")}
     assert len(short) == 3

@@ -183,7 +183,7 @@ class TestRun:
         assert (agents.generator is not None) == (algo == "synther")
         assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
 
-    def test_time_left_is_by_what_the_last_steps_took(self, monkeypatch):
+    def test_time_left_is_by_what_steps_take_once_it_learns(self, monkeypatch):
         lines = []
         run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
         # 60 s to compile and 20 s for the first steps, which say nothing of those to come, and then 0.4 s for each

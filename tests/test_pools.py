@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a program in a folder of its own, where it is no package's."""
+    """Run a program from a folder; its script lies in another."""
 
     def run(program, folder, **variables):
         script = tmp_path / "scripts" / "script.py"
