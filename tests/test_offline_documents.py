@@ -23,8 +23,8 @@ from synther_replay import GeneratorConfig
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LINES = ROOT / "benchmarks" / "offline_tables.txt"
-OFFLINE, SHORT, PAPER, EARLIER, PREDICTED, LIMITS, EDAC = (
-    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-predicted", "-limits", "-edac")
+OFFLINE, SHORT, PAPER, EARLIER, SECOND, PREDICTED, LIMITS, EDAC = (
+    RESULTS / f"offline{of}" for of in ("", "-short", "-paper", "-earlier", "-second", "-predicted", "-limits", "-edac")
 )
 MEDIUM_REPLAY = [f"{task}-medium-replay-regen" for task in ("halfcheetah", "hopper", "walker2d")]
 BEFORE_THE_FAULT, WITH_THE_FAULT = ("17c5c4e", "032ed04"), ("ae681bb", "fbb605b", "61a1411", "d32647f", "e0d8e5a")
@@ -87,7 +87,7 @@ def spread(seconds):
     return f"{min(seconds):.0f} to {max(seconds):.0f} s"
 
 
-@pytest.mark.parametrize("folder", [OFFLINE, SHORT, PAPER, EARLIER, PREDICTED], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [OFFLINE, SHORT, PAPER, EARLIER, SECOND, PREDICTED], ids=lambda folder: folder.name)
 def test_the_published_table_is_that_of_the_published_results(folder):
     assert (folder / "table.md").read_text() == plot_offline.table(plot_offline.read_results(folder))
 
@@ -106,7 +106,7 @@ def test_documents_have_the_rows_of_the_published_tables(name, count):
     def published(*folders):
         return re.sub(r" \(\d+ seeds\)", "", "\n".join((folder / "table.md").read_text() for folder in folders))
 
-    text, current = (ROOT / name).read_text(), published(OFFLINE, SHORT, PAPER)
+    text, current = (ROOT / name).read_text(), published(OFFLINE, SHORT, PAPER, SECOND)
     ours = {head: rows for head, rows in tables(text).items() if any("-regen |" in row for row in rows)}
     assert len(ours) == count
     for head, rows in ours.items():
@@ -182,6 +182,8 @@ SIMULATED = (
 )
 MIXED = "`offline()`, half real rows and half of a million synthetic ones (`--data mixed`)"
 FEW = "`paper()`, with a million rows (`--rows 1000000`)"
+LONG = "`offline(predict_terminated=True, steps=100_000)`"
+LONG_FEW = f"{LONG}, with a million rows"
 SQUASHED, SQUASHED_LONG = (
     f"`offline(predict_terminated=True, steps={steps}, learning_rate=3e-4, unsquash_actions=False)`"
     for steps in ("100_000", "200_000")
@@ -190,7 +192,7 @@ TRIED = {
     "real rows": ("edac-real", OFFLINE),
     "`offline()`": ("edac-synther", OFFLINE),
     "`offline(predict_terminated=True)`": ("edac-synther", PREDICTED),
-    "`offline(predict_terminated=True, steps=100_000)`": ("edac-synther", EDAC / "long"),
+    LONG: ("edac-synther", EDAC / "long"),
     SQUASHED: ("edac-synther", EDAC / "squashed"),
     SQUASHED_LONG: ("edac-synther", EDAC / "squashed-long"),
     "`paper()`": ("edac-synther", EDAC / "paper"),
@@ -198,6 +200,12 @@ TRIED = {
     SIMULATED: ("edac-simulated", EDAC / "simulated"),
     MIXED: ("edac-mixed", EDAC / "mixed"),
     FEW: ("edac-synther", EDAC / "paper-few"),
+    LONG_FEW: ("edac-synther", EDAC / "long-few"),
+}
+AGAIN = {  # with four other seeds
+    "real rows": ("edac-real", EDAC / "real-again"),
+    FEW: ("edac-synther", EDAC / "paper-few-again"),
+    LONG_FEW: ("edac-synther", EDAC / "long-few-again"),
 }
 
 
@@ -205,6 +213,12 @@ TRIED = {
 def tried():
     """Results of EDAC on walker2d medium."""
     return {name: read(WALKER, *run) for name, run in TRIED.items()}
+
+
+@pytest.fixture(scope="module")
+def again():
+    """Some of them with other seeds and another fit of the generator."""
+    return {name: read(WALKER, *run) for name, run in AGAIN.items()}
 
 
 def scores_of(content):
@@ -219,7 +233,7 @@ def compared(one, other, *, evaluations):
 
 def test_documents_say_what_was_tried_for_edac_on_walker2d_medium(tried):
     assert {*EDAC.glob("*/*/*.json")} == {
-        folder / WALKER / f"{cell}.json" for cell, folder in TRIED.values() if folder.parent == EDAC
+        folder / WALKER / f"{cell}.json" for cell, folder in (*TRIED.values(), *AGAIN.values()) if folder.parent == EDAC
     }
     for name, content in tried.items():
         last, along = (interval([WALKER], *TRIED[name], evaluations=n) for n in (1, 20))
@@ -229,12 +243,15 @@ def test_documents_say_what_was_tried_for_edac_on_walker2d_medium(tried):
     assert {(len(one["seeds"]), one["steps"], one[DIGEST]) for one in tried.values()} == {
         (4, 10**6, tried["real rows"][DIGEST])
     }
-    assert [one["commit"] for one in tried.values()] == ["4431c5b"] * 4 + ["07f1bd9"] * 3 + ["4e358ef"] * 4
+    assert [one["commit"] for one in tried.values()] == ["4431c5b"] * 4 + ["07f1bd9"] * 3 + ["4e358ef"] * 4 + [
+        "7ccfd08"
+    ]
     made = {name: one["synthetic_rows"] for name, one in tried.items() if name != "real rows"}
     assert {name: rows for name, rows in made.items() if rows != 5_000_000} == {
         SIMULATED: 10**6,
         MIXED: tried["real rows"]["real_rows"],
         FEW: 10**6,
+        LONG_FEW: 10**6,
     }
 
 
@@ -243,6 +260,7 @@ def test_what_was_tried_for_edac_had_the_generators_that_it_names(tried):
     plain, *changed, paper = [*generators.values()][:6]
     assert GeneratorConfig.from_json(paper) == GeneratorConfig.paper()
     assert generators[FEW] == paper
+    assert generators[LONG_FEW] == generators[LONG]
     assert generators[MIXED] == plain
     assert generators[SIMULATED] == generators[WITH_ALL_THREE] == {**plain, **ALL_THREE}
     for of_step, now in zip(
@@ -262,73 +280,87 @@ def test_what_was_tried_for_edac_had_the_generators_that_it_names(tried):
 def test_documents_say_what_edac_learns_on_walker2d_medium(tried):
     scores = {name: scores_of(one) for name, one in tried.items()}
     steps = range(50_000, 1_050_000, 50_000)
-    real, few = (dict(zip(steps, scores[name].mean(1), strict=True)) for name in ("real rows", FEW))
+    real = dict(zip(steps, scores["real rows"].mean(1), strict=True))
     assert f"to {real[400_000]:.1f} after 400,000 updates and {real[900_000]:.1f} after 900,000." in DOCS
-    assert f"begins later, with {few[500_000]:.1f} after 500,000 updates and {few[900_000]:.1f} after 900,000." in DOCS
     at_the_end = scores["`offline()`"][-1]
     assert sum(at_the_end > 50) == 1 and sum(at_the_end < 0) == 3
     for n in (1, 20):
         assert not compared("`offline()`", "`offline(predict_terminated=True)`", evaluations=n)
         assert compared("`paper()`", FEW, evaluations=n) == 1
-        assert compared(FEW, "real rows", evaluations=n) == (n == 20)
         assert not compared(FEW, SIMULATED, evaluations=n)
     walking = {name: sum(scores[name][-1] > 30) for name in (FEW, SIMULATED, MIXED)}
     assert walking == {FEW: 3, SIMULATED: 2, MIXED: 0}
     assert scores[MIXED][-1].max() < 0
     assert f"has an answer to {tried[SIMULATED]['simulated_rows']:,} of the million only" in DOCS
     *synthetic, best = sorted(set(scores) - {"real rows"}, key=lambda name: scores[name][-1].mean())
-    assert (len(synthetic), best) == (9, FEW)
-    assert "A million rows of `paper()` are the best of ten kinds of synthetic rows at the last evaluation" in DOCS
+    assert (len(synthetic), best) == (10, FEW)
+    assert "They are the best of eleven kinds of synthetic rows at the last evaluation;" in DOCS
     walked = tried["`paper()`"]["curve"][-1]["returns"]
     assert f"rows all four learn something and none gets further than a return of {max(walked):.0f} at the end" in DOCS
     assert min(walked) > 250
     *fallen, _ = sorted(tried["`offline()`"]["curve"][-1]["returns"])
     told = "have returns of {:.0f}, {:.0f} and {:.0f} at the end, where a random one has {:.0f},"
     assert told.format(*fallen, REFERENCES["Walker2d-v5"][0]) in DOCS
-    finals = {name: mean_and_spread(tried[name]["final"], 1) for name in ("`offline()`", "real rows", FEW)}
+    finals = {name: mean_and_spread(tried[name]["final"], 1) for name in ("`offline()`", "real rows")}
     assert f"on walker2d medium they are not ({finals['`offline()`']} against {finals['real rows']})" in README
-    along = f"over all evaluations {scores[FEW].mean():.1f} against {scores['real rows'].mean():.1f}"
-    assert f"instead of five do in part ({finals[FEW]}, {along}; it is the best of ten tries, and one fit)" in README
 
 
-def test_documents_say_where_more_runs_of_edac_on_walker2d_medium_broke_off(tried):
-    def at_the_seventeenth(scores):
-        return f"{mean_and_spread(scores[16], 1)}", f"{scores[:17].mean():.1f}"
+def test_documents_say_what_edac_learns_there_with_other_seeds_and_another_fit(tried, again):
+    both, last, along = {}, {}, {}
+    for name, second in again.items():
+        first = tried[name]
+        assert (first["seeds"], second["seeds"]) == ([0, 1, 2, 3], [4, 5, 6, 7])
+        assert {**first["settings"], "first_seed": 4} == second["settings"]
+        assert (first[DIGEST], second["commit"]) == (second[DIGEST], "7ccfd08")
+        both[name] = np.hstack([scores_of(first), scores_of(second)])
+        last[name], along[name] = mean_estimate([both[name][-1]]), mean_estimate([both[name].mean(0)])
+        fours = " | ".join(mean_and_spread(one["final"], 1) for one in (first, second))
+        whole = f"{mean_and_spread(both[name][-1], 1)} [{last[name].low:.1f}, {last[name].high:.1f}]"
+        assert f"| {name} | {fours} | {whole} | {bracketed(along[name])} |" in DOCS
+    real = both.pop("real rows")
+    assert (sum(real.max(0) > 30), sum(real[-1] > 30)) == (8, 5)
+    jump = "with the second four from {:.1f} after 850,000 updates to {:.1f} after 900,000."
+    assert jump.format(*scores_of(again["real rows"])[16:18].mean(1)) in DOCS
+    for name, scores in both.items():
+        assert sum(scores.max(0) > 30) == 6
+        assert (apart(last[name], last["real rows"]), apart(along[name], along["real rows"])) == (0, 1)
+    begun = "to have {:.1f} and {:.1f} after 500,000 updates, where real rows have {:.1f}, and of eight seeds six"
+    assert begun.format(*(scores[9].mean() for scores in (*both.values(), real))) in DOCS
+    for few, many, above in ((FEW, "`paper()`", 1), (LONG_FEW, LONG, 0)):
+        of_many = [interval([WALKER], *TRIED[many], evaluations=n) for n in (1, 20)]
+        assert (apart(of_many[0], last[few]), apart(of_many[1], along[few])) == (above, 0)
+    ours, theirs = (mean_and_spread(scores[-1], 1) for scores in (both[FEW], real))
+    told = f"the best of eleven tries, they have {ours} with 8 seeds and two fits, where real rows have {theirs}"
+    assert f"{told} with 8 seeds, but {both[FEW].mean():.1f} against {real.mean():.1f} over all evaluations" in README
 
-    def so_far(of, data="synther"):
-        found = [score for _, score in sorted(printed(WALKER, f"edac-{data}", of).items())][:17]
-        return found[16], f"{np.mean([float(score.split()[0]) for score in found]):.1f}"
 
-    again, paper_again = so_far("-seeds-4-to-7", "real"), so_far("-paper-few-seeds-4-to-7")
-    few, long_few = so_far("-few"), so_far("-long-few")
-    then = {name: at_the_seventeenth(scores_of(one)) for name, one in tried.items()}
-    real, paper, long = (then[name] for name in ("real rows", FEW, "`offline(predict_terminated=True, steps=100_000)`"))
+def test_documents_say_where_runs_of_the_same_commands_broke_off(tried, again):
+    def then(of, data="synther"):
+        return printed(WALKER, f"edac-{data}", of)[850_000]
+
+    def here(content):
+        return mean_and_spread(scores_of(content)[16], 1)
+
     for told in (
-        f"four other seeds have {again[0]} after 850,000 updates, where the first four have {real[0]}",
-        f"and {again[1]} over the 17 evaluations until then, where these have {real[1]}",
-        f"EDAC has {paper_again[0]} then, where the first fit gave {paper[0]}, and {paper_again[1]} instead of",
-        f"instead of {paper[1]} over the 17",
-        f"A million rows of `offline()` have {few[0]} and {few[1]}, and a million of",
-        f"steps=100_000)` {long_few[0]} and {long_few[1]}, where five million have {long[0]} and {long[1]}.",
+        f"real rows with seeds 4 to 7 have {then('-seeds-4-to-7', 'real')}, where the run that came to its end has "
+        f"{here(again['real rows'])}",
+        f"the second fit of `paper()` has {then('-paper-few-seeds-4-to-7')} and {here(again[FEW])}",
+        f"and the first of {LONG} {then('-long-few')} and {here(tried[LONG_FEW])}, all with a million rows.",
+        f"The fourth, a million rows of `offline()`, has {then('-few')}.",
     ):
         assert told in DOCS
-    of_all = [then[name] for name in set(then) - {"real rows"}] + [few, paper_again]
-    for k in (0, 1):
-        assert float(long_few[k].split()[0]) > max(float(one[k].split()[0]) for one in of_all)
-    assert f"({paper_again[0]} after 850,000 updates, where the first has {paper[0]})" in README
-    assert f"a million of longer training with right ends have {long_few[0]} there, in a run that broke off." in README
-    assert f"four other seeds have {again[0]} after 850,000 updates, where the first four have {real[0]}." in README
 
 
-def test_documents_say_what_critics_of_edac_believe_on_walker2d_medium(tried):
-    believed = {
-        name: np.median([of["value"] for of in one["beliefs"] if of["step"] >= 500_000]) for name, one in tried.items()
-    }
-    of_many = [believed[name] for name, one in tried.items() if one.get("synthetic_rows") == 5_000_000]
+def test_documents_say_what_critics_of_edac_believe_on_walker2d_medium(tried, again):
+    def median(content):
+        return np.median([of["value"] for of in content["beliefs"] if of["step"] >= 500_000])
+
+    of_many = [median(one) for one in tried.values() if one.get("synthetic_rows") == 5_000_000]
     assert f"they believe in {min(of_many):.0f} to {max(of_many):.0f} with five million rows of any generator" in DOCS
-    told = "in {:.0f} if they are real, in {:.0f} if simulated and in {:.0f} if of `paper()`"
-    assert told.format(*(believed[name] for name in ("real rows", SIMULATED, FEW))) in DOCS
-    assert f"beside as many real ones critics believe in {believed[MIXED]:.0f}, and all four seeds" in DOCS
+    real, paper, long = (f"{median(tried[name]):.0f} and {median(again[name]):.0f}" for name in AGAIN)
+    told = f"in {real} if they are real, in {median(tried[SIMULATED]):.0f} if simulated, in {paper} if of `paper()`"
+    assert f"{told} and in {long} if of the last kind" in DOCS
+    assert f"beside as many real ones critics believe in {median(tried[MIXED]):.0f}, and all four seeds" in DOCS
 
 
 def test_documents_say_where_rows_of_walker2d_medium_begin_and_end(tried):
@@ -733,9 +765,13 @@ def test_documents_say_what_all_real_rows_give_beside_the_15_percent():
     def scores(algo, folder):
         return mean_and_spread(read(dataset, f"{algo}-real", folder)["final"], 1)
 
-    steps = [curve(dataset, f"td3bc-{of}-15pct", f)[-1] for f in (OFFLINE, EARLIER) for of in ("real", "synther")]
-    told = "from {:.1f} to {:.1f} (in an earlier run from {:.1f} to {:.1f}), about what all of the set gives"
-    assert f"it takes TD3+BC {told}".format(*steps) in README
+    ends = [
+        curve(dataset, f"td3bc-{of}-15pct", f)[-1] for f in (OFFLINE, SECOND, EARLIER) for of in ("real", "synther")
+    ]
+    told = (
+        "from {:.1f} to {:.1f}, with another draw of the 15 % from {:.1f} to {:.1f} (in an earlier run from {:.1f} to"
+    )
+    assert f"it takes TD3+BC {told} {{:.1f}}), about what all of the set gives".format(*ends) in README
     now, then = ([scores(algo, folder) for algo in ("td3bc", "iql")] for folder in (OFFLINE, EARLIER))
     assert f"TD3+BC has {now[0]} (in an earlier run {then[0]}) and IQL {now[1]} ({then[1]})." in README
     assert f"({now[0]}, in the earlier run {then[0]})" in DOCS
@@ -776,6 +812,35 @@ def test_documents_say_what_td3bc_does_on_15_percent_without_synthetic_rows():
     plain, *augmented = (interval([dataset], f"td3bc-{cell}", evaluations=20) for cell in REDUCED)
     assert [apart(plain, one) for one in augmented] == [1, 0, 0]
     assert "of the augmentations of TD3+BC only additive noise is above plain rows outside the intervals" in DOCS
+
+
+def test_documents_say_what_another_draw_of_the_15_percent_gives():
+    dataset, cells = "walker2d-medium-replay-regen", [f"td3bc-{cell}" for cell in (*REDUCED, "synther-15pct")]
+    assert {path.relative_to(SECOND) for path in SECOND.glob("*/*.json")} == {
+        Path(dataset, f"{cell}.json") for cell in cells
+    }
+    contents = {cell: read(dataset, cell, SECOND) for cell in cells}
+    for cell, content in contents.items():
+        first = read(dataset, cell)
+        assert content["settings"] == {**first["settings"], "first_seed": 8}
+        assert (content["commit"], content[DIGEST]) == ("7ccfd08", first[DIGEST])
+        for n in (1, 20):
+            assert not apart(*(interval([dataset], cell, folder, evaluations=n) for folder in (OFFLINE, SECOND)))
+    assert "intervals overlap with those above in all ten numbers." in DOCS
+    *others, synthetic = (np.array(content["final"]) for content in contents.values())
+    assert synthetic.min() > 67 and np.max(others) < 62
+    assert "On synthetic rows all seeds end above 67, on all others below 62" in DOCS
+    plain, *augmented = (interval([dataset], cell, SECOND, evaluations=20) for cell in cells[:-1])
+    assert [apart(plain, one) for one in augmented] == [1, 1, 0]
+    assert "additive noise, and here dynamics, too, are above plain rows outside the intervals." in DOCS
+    real, made = (mean_and_spread(one, 1) for one in (others[0], synthetic))
+    low, high = (of([one.mean() for one in others[1:]]) for of in (min, max))
+    assert f"has {real} on real rows, {low:.1f} to {high:.1f} with the augmentations, and {made} on synthetic" in README
+    along = [interval([dataset], cell, SECOND, evaluations=20).value for cell in cells]
+    told = (
+        f"over all evaluations {along[0]:.1f}, {min(along[1:-1]):.1f} to {max(along[1:-1]):.1f}, and {along[-1]:.1f}."
+    )
+    assert told in README
 
 
 def test_documents_say_what_cql_has_run():
