@@ -46,7 +46,7 @@ class OfflineLearner(CapturedLearner):
         rows: What to learn from.
         agents: M.
         settings: Hyper-parameters.
-        seed: The same seed and the same calls give the same agents on the same device.
+        seed: The same seed and the same calls give the same agents on a CPU; on a GPU long runs may drift apart.
         critics: N, per agent.
         has_spread: Whether the policy puts out a standard deviation beside each mean.
         has_target_policy: Whether there is a policy that follows the policy.
