@@ -85,6 +85,8 @@ def main() -> None:
     print(f"{len(jobs)} runs of {args.steps:,} steps with {args.updates} updates each, {args.jobs} at a time\n")
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         results = dict(zip(jobs, pool.imap(run, jobs), strict=True))
+        pool.close()  # the end of `with` alone kills workers, which may leave their semaphores behind
+        pool.join()
 
     curves = {name: np.array([results[name, seed][0] for seed in range(args.seeds)]) for name in VARIANTS}
     steps = [args.every * (k + 1) for k in range(args.steps // args.every)]
