@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from synther_replay.checks import whole_number
 from synther_replay.metrics import fidelity
 from synther_replay.synthetic import RefreshReport, SyntheticSource
 
@@ -23,7 +24,7 @@ class SynthERCallback(BaseCallback):
     def __init__(self, fidelity_rows: int = 10_000, verbose: int = 0) -> None:
         """Log nothing yet."""
         super().__init__(verbose)
-        self.fidelity_rows = fidelity_rows
+        self.fidelity_rows = whole_number("fidelity_rows", fidelity_rows, least=0)
         self.seconds = 0.0
         self._seen: RefreshReport | None = None
         self._scores: dict[str, float] = {}
@@ -59,9 +60,10 @@ class SynthERCallback(BaseCallback):
             "held_out_loss": getattr(report.fit, "held_out_loss", None),
             "rejected": getattr(source.generator, "rejected", None),
         }
-        if self.fidelity_rows:
+        synthetic = source.store.rows[: self.fidelity_rows]
+        if len(synthetic) > 1:  # one alone has no distribution
             real = source.real.transitions().rows
             every = max(1, len(real) // self.fidelity_rows)  # from all ages of the buffer, as the generator learnt
-            found = fidelity(real[::every], source.store.rows[: self.fidelity_rows])
+            found = fidelity(real[::every], synthetic)
             scores |= {"marginal": found.marginal, "correlation": found.correlation}
         return {name: value for name, value in scores.items() if value is not None}

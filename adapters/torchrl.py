@@ -69,6 +69,7 @@ class SynthERReplayBuffer:
     _wanted_device: torch.device | str | None
     _added: int
     _counted: int
+    _writes: int
     _entries: tuple[Key, ...]
     _entries_for: tuple[int, ...]
     _checked: bool
@@ -106,6 +107,7 @@ class SynthERReplayBuffer:
         self._wanted_device = device
         self._added = 0  # transitions that are or were there; only ever grows, as another thread may add some
         self._counted = 0  # those of them that the source knows of
+        self._writes = 0  # of all that the real buffer has counted, those that `_added` has, too
         self._entries, self._entries_for = (), ()  # of a batch, and the transforms that made them
         self._checked = False
         self._awaited = None  # state of a source that cannot be made yet
@@ -115,7 +117,7 @@ class SynthERReplayBuffer:
             raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
             self._refuse_sequences()
-            self._added = len(real)
+            self._added, self._writes = len(real), self._written()
             if len(real):
                 self._make_source()
 
@@ -152,11 +154,15 @@ class SynthERReplayBuffer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What the real buffer has and this one has not is set there."""
-        own = name in type(self).__annotations__ or hasattr(type(self), name)
+        own = name in SynthERReplayBuffer.__annotations__ or hasattr(type(self), name)
         if not own and "real" in vars(self) and hasattr(self.real, name):
             setattr(self.real, name, value)
         else:
             object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: not where `next` is, which cannot be copied."""
+        return {**vars(self), "_iterator": None}
 
     def __getitem__(self, index: Any) -> Any:
         """Real transitions by index."""
@@ -171,6 +177,7 @@ class SynthERReplayBuffer:
         self._check(data)
         index = self.real.add(data)
         self._added += 1
+        self._writes += 1
         return index
 
     def extend(self, data: Any, **options: Any) -> Any:
@@ -178,6 +185,7 @@ class SynthERReplayBuffer:
         self._check(data)
         index = self.real.extend(data, **options)
         self._added += math.prod(data.shape) if isinstance(data, TensorDictBase) else len(data)
+        self._writes += len(data)
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
@@ -196,6 +204,7 @@ class SynthERReplayBuffer:
         batch_size = self.real.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError("batch_size: give it here, or to the constructor of the real buffer")
+        self._refuse_sequences()  # the sampler may have been changed
         source = self._make_source()
         self._count()
         drawn = source.draw(batch_size)
@@ -269,7 +278,9 @@ class SynthERReplayBuffer:
 
     def empty(self, *args: Any, **options: Any) -> None:
         """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        self._count()
         self.real.empty(*args, **options)
+        self._writes = self._written()
         if self.source is not None:
             self.source.store.clear()
 
@@ -321,7 +332,7 @@ class SynthERReplayBuffer:
             elif was_empty:
                 self.real.empty()
             raise
-        self._counted = self._added
+        self._counted, self._writes = self._added, self._written()
         if synthetic is None:  # rows of a plain buffer: what was generated is not like them
             self._added, self._counted = len(self.real), 0
             if self.source is not None:
@@ -332,10 +343,28 @@ class SynthERReplayBuffer:
 
     def _count(self) -> None:
         """Tell the source of the transitions that were added."""
+        self._count_what_went_past()
         if self.source is not None:
             added = self._added
             self.source.steps += added - self._counted
             self._counted = added
+
+    def _count_what_went_past(self) -> None:
+        """Transitions that somebody, such as a collector, has written to the real buffer itself."""
+        past = self._written() - self._writes
+        if past > 0:  # less: a writer that turns some away
+            self._writes += past
+            self._added += past
+
+    def _written(self) -> int:
+        """Transitions that were ever written to the real buffer, where its writer counts them; else 0.
+
+        In a storage of several axes it counts along one of them.
+        """
+        real = self.real
+        if not getattr(real, "initialized", True) or real.storage.ndim > 1:
+            return 0
+        return int(getattr(real, "write_count", 0))
 
     def _check(self, data: Any) -> None:
         """Before the first data get in; afterwards the storage sees to it that they are alike."""
@@ -364,6 +393,7 @@ class SynthERReplayBuffer:
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
             source = self._options.build(rows, layout.spec, device)
             source.steps = 0
+            self._count_what_went_past()
             self._added = max(self._added, len(self.real))  # what was in the storage of a delayed buffer
             if self._awaited is not None:
                 source.load_state_dict(self._awaited)

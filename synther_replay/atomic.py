@@ -21,11 +21,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A process that is killed leaves its file under that name behind. The next one that writes to the folder removes it;
     where it cannot see whether that process is still there, on another machine, the next one to write `path` does, once
-    the file is old.
+    the file is old. A symbolic link stays one: what it points to is replaced.
 
     Raises:
         FileNotFoundError: The folder does not exist.
     """
+    if path.is_symlink():
+        path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: there is no folder {path.parent}")
     for left in path.parent.glob(".*.synther.tmp"):

@@ -12,6 +12,7 @@ from synther_replay.diffusion.network import NetworkShape
 
 # The paper trains on larger batches where there is as much data as this.
 _LARGE_DATA_ROWS = 800_000
+_MOST_CODES = 8_192  # of a row; the model grows with their square, here to 250 million parameters
 _PRECISIONS = ("auto", "bf16", "fp32")
 # What a field of each declared type may hold, NumPy's numbers included; a bool is no number, a whole number a float.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -195,7 +196,16 @@ class GeneratorConfig:
 
         The row enters by one linear layer, and what is lost there cannot be denoised. So a row with more codes than
         `embedding` has units gets half as many units again as it has codes, unless it is to be squeezed.
+
+        Raises:
+            ValueError: That takes more memory than anybody wants to spend on it, as with images.
         """
+        if dim > max(_MOST_CODES, self.embedding) and not self.squeeze_rows:
+            raise ValueError(
+                f"generator: a transition has {dim:,} values, for which the model would grow beyond bounds; it is for "
+                f"those of at most {_MOST_CODES:,}, such as states or features of images. "
+                "GeneratorConfig(squeeze_rows=True) takes longer ones, with a loss"
+            )
         embedding = self.embedding if self.squeeze_rows or dim <= self.embedding else -(-3 * dim // 16) * 8
         return NetworkShape(dim, self.width, self.depth, embedding, self.fourier)
 

@@ -24,5 +24,6 @@ class CheckpointError(ValueError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out: torch says so in a plain RuntimeError on a CPU and in cuBLAS."""
     text = str(error).lower()
-    told = any(sign in text for sign in ("out of memory", "can't allocate memory", "alloc_failed"))
+    signs = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
+    told = any(sign in text for sign in signs)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and told)

@@ -67,8 +67,7 @@ class RingBuffer:
 
     def sample(self, n: int) -> Transitions:
         """Draw `n` transitions uniformly with replacement."""
-        if n < 1:
-            raise ValueError(f"n: expected at least 1, got {n}")
+        n = whole_number("n", n)
         if self._size == 0:
             raise ValueError("buffer: it is empty, add transitions before sampling")
         return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
@@ -112,6 +111,12 @@ class RingBuffer:
         self._reserve(len(rows))
         self._rows[: len(rows)] = rows
         self._size, self._next = len(rows), start
+
+    @torch.inference_mode(mode=False)  # else what was unpickled while an actor runs could never be added to
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild from pickle or deepcopy."""
+        vars(self).update(state)
+        self._rows = self._rows.clone()
 
     @torch.inference_mode(mode=False)  # else rows allocated while an actor runs could never be written to again
     def _reserve(self, rows: int) -> None:

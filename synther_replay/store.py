@@ -109,6 +109,7 @@ class SyntheticStore:
             "indices": self._indices.state_dict(),
         }
 
+    @torch.inference_mode(mode=False)  # else batches loaded while an actor runs could never be written to
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; rows that do not fit are refused and change nothing."""
         rows: Tensor = state["rows"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import time
@@ -24,6 +25,8 @@ from synther_replay.store import SyntheticStore
 from synther_replay.transitions import Transitions, TransitionSpec
 
 logger = logging.getLogger(__name__)
+
+_ROUNDING = 1e-5  # by which actions may leave their space unnoticed
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class SyntheticSource:
         There are exactly ``round(real_ratio * batch_size)`` places, all different and in random order. Real rows that
         overwrite synthetic ones at random places are cheaper than joining and shuffling.
         """
+        batch_size = whole_number("batch_size", batch_size)  # a checkpoint will hold it, and no number of NumPy
         self.refresh_if_due()
         real, synthetic = split_batch(batch_size, self.real_ratio, synthetic_available=len(self.store) > 0)
         if not synthetic:
@@ -166,10 +170,12 @@ class SyntheticSource:
             rows: How many to generate, as far as the capacity allows; None as the schedule says.
         """
         self._last_attempt = self.steps
-        before = self.generator.state_dict() if isinstance(self.generator, Stateful) else None
+        before = _state_of(self.generator) if isinstance(self.generator, Stateful) else None
         try:
             begun = time.monotonic()
-            fit = self.generator.fit(self.real.transitions())
+            learnt = self.real.transitions()
+            self._check_actions(learnt)
+            fit = self.generator.fit(learnt)
             fitted = time.monotonic()
             fresh = self.generate(min(rows or self.schedule.rows, self.store.capacity))
             self.store.replace(fresh)
@@ -222,7 +228,7 @@ class SyntheticSource:
         """A copy of everything that the next calls depend on, the real transitions aside."""
         return {
             "spec": self.spec.to_json(),
-            "generator": stateful(self.generator, "generator").state_dict(),
+            "generator": _state_of(stateful(self.generator, "generator")),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
             "schedule": dict(vars(self.schedule)),
@@ -235,7 +241,7 @@ class SyntheticSource:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
         parts = self._parts(state)
-        before = {name: part.state_dict() for name, part in parts.items()}
+        before = {name: _state_of(part) for name, part in parts.items()}
         try:
             if state["spec"] != self.spec.to_json():
                 raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
@@ -265,6 +271,19 @@ class SyntheticSource:
     def _kept(self) -> str:
         return f"keeping the previous model and {len(self.store)} synthetic rows"
 
+    def _check_actions(self, real: Transitions) -> None:
+        """Warn of those that cannot be learnt as they are: a model's own stay within the action space."""
+        actions = real.rows[:, self.spec.actions]
+        outside = self.spec.outside_action_space(actions, _ROUNDING).any(-1)
+        if bool(outside.any()):
+            warnings.warn(
+                f"real: {float(outside.float().mean()):.0%} of the actions lie outside of the action space, all are "
+                f"from {float(actions.min()):g} to {float(actions.max()):g}; generated ones end at its bounds. That is "
+                "right if the environment clips actions; else give the space that they have",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
     def _check_generated(self, fresh: Transitions) -> None:
         if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
             raise TypeError(
@@ -278,6 +297,12 @@ class SyntheticSource:
             raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
         if bool(self.spec.outside_action_space(fresh.rows[:, self.spec.actions]).any()):
             raise GenerationError("the generator gave actions outside the action space")
+
+
+def _state_of(part: Stateful) -> dict[str, Any]:
+    """A copy of a part's state; what a module of torch gives is its own tensors."""
+    state = part.state_dict()
+    return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state
 
 
 def stateful(part: object, name: str) -> Stateful:

@@ -32,6 +32,17 @@ def test_new_file_takes_the_place_of_the_old_one_at_the_end(path):
     assert names(path) == [path.name]
 
 
+def test_a_link_stays_one_and_what_it_points_to_is_replaced(path, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = elsewhere / "link"
+    link.symlink_to(path)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and path.read_text() == "new"
+    assert [*elsewhere.iterdir()] == [link]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
 def test_failure_keeps_the_old_file_and_leaves_no_other(path, error):
     with pytest.raises(type(error)), replacing(path) as temporary:

@@ -83,6 +83,15 @@ def test_a_row_longer_than_the_embedding_gets_a_larger_one_except_in_the_papers_
     assert GeneratorConfig.tiny().network(dim).embedding == (64 if dim <= 64 else -(-dim * 3 // 16) * 8)
 
 
+def test_rows_that_would_take_a_huge_network_are_refused():
+    config = GeneratorConfig.tiny()
+    assert config.network(8_192).parameters < 260e6
+    with pytest.raises(ValueError, match=r"generator: a transition has 56,451 values.*squeeze_rows=True"):
+        config.network(56_451)
+    assert GeneratorConfig.tiny(squeeze_rows=True).network(56_451).parameters < 20e6
+    assert GeneratorConfig.tiny(embedding=9_000).network(9_000).embedding == 9_000  # who asks for it gets it
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_takes_changes_and_keeps_the_rest(preset: Any) -> None:
     changed = preset(sampling_steps=33, width=64)

@@ -816,6 +816,18 @@ def test_callback_can_leave_fidelity_out(tmp_path):
     assert sorted(values) == sorted(key for key in KEYS if key not in ("synther/marginal", "synther/correlation"))
 
 
+@pytest.mark.parametrize("rows", [1, np.int64(2), 10**6])
+def test_callback_compares_as_many_rows_as_there_are(tmp_path, rows):
+    _, values = logged(tmp_path, SynthERCallback(fidelity_rows=rows))
+    assert ("synther/marginal" in values) == (rows > 1)
+
+
+@pytest.mark.parametrize("rows", [1e4, -1, "all"])
+def test_callback_refuses_a_number_of_rows_that_is_none(rows):
+    with pytest.raises((TypeError, ValueError), match=f"fidelity_rows: expected a whole number.*{rows!r}"):
+        SynthERCallback(fidelity_rows=rows)
+
+
 def test_callback_with_real_rows_only(tmp_path):
     _, values = logged(tmp_path, SynthERCallback(), real_ratio=1.0)
     assert values == {"synther/refits": 0, "synther/store_size": 0, "synther/seconds": 0}

@@ -538,6 +538,21 @@ def test_packed_and_other_data_are_mixed_alike(wrap):
             assert one[key].dtype == two[key].dtype
 
 
+class Derived(SynthERReplayBuffer):
+    """One with an attribute of its own."""
+
+    label: str = "derived"
+
+
+def test_a_derived_buffer_leaves_the_real_one_alone_and_can_be_copied(make_generator):
+    schedule = RetrainSchedule(every=10, rows=40, start=10)
+    buffer = fill(Derived(tensor_buffer(), action_spec=ACTION, generator=make_generator(), schedule=schedule))
+    assert "is_synthetic" in buffer.next()
+    twin = copy.deepcopy(buffer)
+    assert "is_synthetic" in twin.next()
+    assert "is_synthetic" not in buffer.real.next()
+
+
 def test_batches_may_be_kept_and_changed(wrap):
     buffer = fill(wrap(tensor_buffer(generator=seeded())), 60)
     twin = copy.deepcopy(buffer)
@@ -1312,6 +1327,44 @@ def test_extending_by_nothing_counts_nothing(wrap):
     assert buffer.source.steps == 20
 
 
+@pytest.mark.parametrize("sampled_before", [True, False])
+def test_transitions_that_went_past_the_wrapper_count(wrap, sampled_before):
+    buffer = wrap()
+    if sampled_before:
+        fill(buffer, 4)
+        buffer.sample()
+    for k in range(4, 24, 4):
+        fill(buffer.real, 4, first=k)
+    fill(buffer, 4, first=24)
+    buffer.sample()
+    assert buffer.source.steps == (28 if sampled_before else 24)
+    again = wrap()
+    again.load_state_dict(buffer.state_dict())
+    fill(again.real, 3, first=28)
+    again.sample()
+    assert again.source.steps == buffer.source.steps + 3
+
+
+def test_what_a_collector_writes_to_the_real_buffer_counts():
+    env, config = GymEnv("Pendulum-v1"), GeneratorConfig.tiny(width=16, depth=1, steps=10, sampling_steps=4)
+    real = tensor_buffer(storage=LazyTensorStorage(100))
+    schedule = RetrainSchedule(every=50, rows=40, start=50)
+    buffer = SynthERReplayBuffer(real, action_spec=env.action_spec, generator=config, schedule=schedule)
+    for _ in collectors.Collector(env, None, frames_per_batch=50, total_frames=200, replay_buffer=real):
+        buffer.sample()
+    assert (len(real), buffer.source.steps, buffer.source.refreshes) == (100, 200, 4)
+
+
+def test_emptied_buffers_count_on(wrap):
+    buffer = fill(wrap(), 12)
+    buffer.sample()
+    buffer.empty()
+    fill(buffer, 4)
+    fill(buffer.real, 4, first=4)
+    buffer.sample()
+    assert buffer.source.steps == 20
+
+
 def test_transitions_that_were_overwritten_count(wrap):
     buffer = wrap(tensor_buffer(storage=LazyTensorStorage(8)))
     for k in range(3):
@@ -1540,6 +1593,14 @@ def test_samplers_of_slices_are_refused(sampler):
         ValueError, match=f"real: only buffers whose batches are single transitions .*{sampler.__name__}"
     ):
         SynthERReplayBuffer(real, action_spec=ACTION)
+
+
+def test_a_sampler_of_slices_that_comes_later_is_refused(wrap):
+    buffer = fill(wrap())
+    buffer.sample()
+    buffer.set_sampler(SliceSampler(num_slices=2, end_key=("next", "done")))
+    with pytest.raises(ValueError, match=r"real: only buffers whose batches are single transitions .*SliceSampler"):
+        buffer.sample()
 
 
 def test_ensembles_are_refused():
