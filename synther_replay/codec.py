@@ -110,23 +110,24 @@ class TransitionCodec:
         standardisation = Standardisation.of(x, untouched=None if self.normalise_rewards else reward)
         low, high = standardisation.plausible
         s = dict(vars(standardisation))
-        # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
-        # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
-        least, most = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-        allowed_low, allowed_high = self._unsquashed(self._low), self._unsquashed(self._high)
-        allowed_low = torch.where(self._is_action, allowed_low, torch.minimum(allowed_low, least))
-        allowed_high = torch.where(self._is_action, allowed_high, torch.maximum(allowed_high, most))
-        seen_low = torch.where(low.isfinite(), torch.minimum(least, low), least)
-        seen_high = torch.where(high.isfinite(), torch.maximum(most, high), most)
-        s["clip_low"] = torch.where(allowed_low.isfinite(), allowed_low, seen_low)
-        s["clip_high"] = torch.where(allowed_high.isfinite(), allowed_high, seen_high)
-        for side, seen, on_bound in (("low", least, x <= s["clip_low"]), ("high", most, x >= s["clip_high"])):
-            pile = on_bound.float().mean(1, keepdim=True) >= _PILE_SHARE
+        for side, declared, plausible, seen, outermost, reaches in (
+            ("low", self._low, low, x.amin(1, keepdim=True), torch.minimum, torch.le),
+            ("high", self._high, high, x.amax(1, keepdim=True), torch.maximum, torch.ge),
+        ):
+            # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
+            # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
+            bound = self._unsquashed(declared)
+            bound = torch.where(self._is_action, bound, outermost(bound, seen))
+            clip = torch.where(
+                bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen))
+            )
+            pile = reaches(x, clip).float().mean(1, keepdim=True) >= _PILE_SHARE
             if self.find_limits:
                 limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])
                 limit &= ~(self._is_action | self._ordinal)  # which have bounds, or values that are often the same
-                s[f"clip_{side}"] = torch.where(limit, seen, s[f"clip_{side}"])
+                clip = torch.where(limit, seen, clip)
                 pile |= limit
+            s[f"clip_{side}"] = clip
             s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
         self.statistics = s
         codes = self.encode(rows)
