@@ -12,10 +12,7 @@ from torch import Tensor
 from synther_replay.errors import is_out_of_memory
 from synther_replay.indices import IndexStream
 from synther_replay.seeding import derive_seed
-from synther_replay.transitions import Transitions, TransitionSpec
-
-# Actions that were scaled to [-1, 1] may leave it by a rounding error.
-_ROUNDING = 1e-5
+from synther_replay.transitions import ROUNDING_OF_ACTIONS, Transitions, TransitionSpec
 
 
 class RealRows:
@@ -67,7 +64,7 @@ class RealRows:
         else:
             rows = mirror[: len(self)].clone()
         actions = rows[:, self.spec.actions]
-        if bool(self.spec.outside_action_space(actions, _ROUNDING).any()):
+        if bool(self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any()):
             raise ValueError(
                 f"action: the buffer holds actions from {float(actions.min())} to {float(actions.max())}, outside of "
                 "their space. SB3's algorithms store them scaled to [-1, 1]; a loop that stores them in the units of "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, RoundRobinWriter, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 
 from synther_replay.adapters._torchrl_layout import Key, Layout, TransitionKeys
@@ -69,7 +69,6 @@ class SynthERReplayBuffer:
     _wanted_device: torch.device | str | None
     _added: int
     _counted: int
-    _writes: int
     _entries: tuple[Key, ...]
     _entries_for: tuple[int, ...]
     _checked: bool
@@ -105,9 +104,8 @@ class SynthERReplayBuffer:
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
-        self._added = 0  # transitions that are or were there; only ever grows, as another thread may add some
-        self._counted = 0  # those of them that the source knows of
-        self._writes = 0  # of all that the real buffer has counted, those that `_added` has, too
+        self._added = 0  # transitions that came through here; only ever grows, as another thread may add some
+        self._counted = 0  # of all that were ever added, those that the source knows of
         self._entries, self._entries_for = (), ()  # of a batch, and the transforms that made them
         self._checked = False
         self._awaited = None  # state of a source that cannot be made yet
@@ -117,7 +115,7 @@ class SynthERReplayBuffer:
             raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
             self._refuse_sequences()
-            self._added, self._writes = len(real), self._written()
+            self._counted = self._total() - len(real)
             if len(real):
                 self._make_source()
 
@@ -177,7 +175,6 @@ class SynthERReplayBuffer:
         self._check(data)
         index = self.real.add(data)
         self._added += 1
-        self._writes += 1
         return index
 
     def extend(self, data: Any, **options: Any) -> Any:
@@ -185,7 +182,6 @@ class SynthERReplayBuffer:
         self._check(data)
         index = self.real.extend(data, **options)
         self._added += math.prod(data.shape) if isinstance(data, TensorDictBase) else len(data)
-        self._writes += len(data)
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
@@ -280,7 +276,7 @@ class SynthERReplayBuffer:
         """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
         self._count()
         self.real.empty(*args, **options)
-        self._writes = self._written()
+        self._counted = self._total()
         if self.source is not None:
             self.source.store.clear()
 
@@ -332,9 +328,9 @@ class SynthERReplayBuffer:
             elif was_empty:
                 self.real.empty()
             raise
-        self._counted, self._writes = self._added, self._written()
+        self._counted = self._total()
         if synthetic is None:  # rows of a plain buffer: what was generated is not like them
-            self._added, self._counted = len(self.real), 0
+            self._counted -= len(self.real)
             if self.source is not None:
                 self.source.restart()
 
@@ -343,28 +339,22 @@ class SynthERReplayBuffer:
 
     def _count(self) -> None:
         """Tell the source of the transitions that were added."""
-        self._count_what_went_past()
         if self.source is not None:
-            added = self._added
-            self.source.steps += added - self._counted
-            self._counted = added
+            total = self._total()
+            if total < self._counted:  # the real buffer itself was emptied
+                self._counted = 0
+            self.source.steps += total - self._counted
+            self._counted = total
 
-    def _count_what_went_past(self) -> None:
-        """Transitions that somebody, such as a collector, has written to the real buffer itself."""
-        past = self._written() - self._writes
-        if past > 0:  # less: a writer that turns some away
-            self._writes += past
-            self._added += past
+    def _total(self) -> int:
+        """Transitions that were ever added, those included that somebody wrote to the real buffer itself.
 
-    def _written(self) -> int:
-        """Transitions that were ever written to the real buffer, where its writer counts them; else 0.
-
-        In a storage of several axes it counts along one of them.
+        A collector may do that. Only writers that go round tell, and in a storage of several axes they count along one.
         """
         real = self.real
-        if not getattr(real, "initialized", True) or real.storage.ndim > 1:
-            return 0
-        return int(getattr(real, "write_count", 0))
+        if getattr(real, "initialized", True) and real.storage.ndim == 1 and isinstance(real.writer, RoundRobinWriter):
+            return int(real.write_count)
+        return self._added
 
     def _check(self, data: Any) -> None:
         """Before the first data get in; afterwards the storage sees to it that they are alike."""
@@ -393,8 +383,8 @@ class SynthERReplayBuffer:
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
             source = self._options.build(rows, layout.spec, device)
             source.steps = 0
-            self._count_what_went_past()
-            self._added = max(self._added, len(self.real))  # what was in the storage of a delayed buffer
+            # What was in the storage of a delayed buffer counts, too.
+            self._counted = min(self._counted, self._total() - len(self.real))
             if self._awaited is not None:
                 source.load_state_dict(self._awaited)
             self._layout, self._rows, self.source, self._awaited = layout, rows, source, None

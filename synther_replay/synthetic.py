@@ -22,11 +22,9 @@ from synther_replay.protocols import Generator, RealTransitions, Stateful
 from synther_replay.schedule import RetrainSchedule
 from synther_replay.seeding import derive_seed
 from synther_replay.store import SyntheticStore
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.transitions import ROUNDING_OF_ACTIONS, Transitions, TransitionSpec
 
 logger = logging.getLogger(__name__)
-
-_ROUNDING = 1e-5  # by which actions may leave their space unnoticed
 
 
 @dataclass(frozen=True)
@@ -274,7 +272,7 @@ class SyntheticSource:
     def _check_actions(self, real: Transitions) -> None:
         """Warn of those that cannot be learnt as they are: a model's own stay within the action space."""
         actions = real.rows[:, self.spec.actions]
-        outside = self.spec.outside_action_space(actions, _ROUNDING).any(-1)
+        outside = self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any(-1)
         if bool(outside.any()):
             warnings.warn(
                 f"real: {float(outside.float().mean()):.0%} of the actions lie outside of the action space, all are "

@@ -33,6 +33,8 @@ from synther_replay.spaces import (
 )
 from synther_replay.validation import check_finite, check_flags, check_leaf
 
+ROUNDING_OF_ACTIONS = 1e-5  # by which real ones may leave their bounds, as when they were scaled to [-1, 1]
+
 
 @dataclass(frozen=True, eq=False)
 class TransitionSpec:

@@ -1355,10 +1355,11 @@ def test_what_a_collector_writes_to_the_real_buffer_counts():
     assert (len(real), buffer.source.steps, buffer.source.refreshes) == (100, 200, 4)
 
 
-def test_emptied_buffers_count_on(wrap):
+@pytest.mark.parametrize("itself", [True, False])
+def test_emptied_buffers_count_on(wrap, itself):
     buffer = fill(wrap(), 12)
     buffer.sample()
-    buffer.empty()
+    (buffer.real if itself else buffer).empty()
     fill(buffer, 4)
     fill(buffer.real, 4, first=4)
     buffer.sample()
