@@ -1,8 +1,9 @@
 """Drives a checkout of the published SynthER code, so that it can be timed beside ours in the same run.
 
-Only its diffusion is used. It imports an RL agent, a simulator and a logging service that take no part in that; where
+Its diffusion and its agent are used. It imports a simulator and a logging service that take no part in that; where
 these are not installed, empty stand-ins take their place. Needed for real: gin-config, einops, ema-pytorch,
-accelerate, torchdiffeq.
+accelerate, torchdiffeq, and for the agent redq, either installed or as a checkout in ``synther/REDQ``: watchernyu/REDQ
+at the commit that its ``requirements.txt`` names.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import io
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
 
-_UNUSED = ("wandb", "d4rl", "gym", "gym.wrappers", "gym.wrappers.flatten_observation", "redq", "redq.algos")
+_UNUSED = ("wandb", "d4rl", "gym", "gym.wrappers", "gym.wrappers.flatten_observation")
 
 
 def check_reference(checkout: Path) -> None:
     """Refuse a folder that is none of the published repository's."""
     if not (checkout / "synther" / "diffusion" / "elucidated_diffusion.py").is_file():
         raise ValueError(f"reference: {checkout} is not a checkout of the published SynthER code")
+    with _importable(checkout):
+        if not _installed("redq.algos.redq_sac"):
+            raise ValueError(f"reference: the agent needs redq, which is not in {checkout / 'synther' / 'REDQ'}")
 
 
 class PublishedDiffusion:
@@ -41,14 +48,11 @@ class PublishedDiffusion:
     def __init__(self, checkout: Path, data: Tensor, *, steps: int = 100_000) -> None:
         """Import the published code and build its model, quietly."""
         check_reference(checkout)
-        _stand_in_for_unused()
-        sys.path.insert(0, str(checkout))
-        try:
+        with _importable(checkout):
+            _stand_in_for_unused()
             from synther.diffusion.denoiser_network import ResidualMLPDenoiser
             from synther.diffusion.elucidated_diffusion import ElucidatedDiffusion, REDQTrainer
             from synther.diffusion.norm import normalizer_factory
-        finally:
-            sys.path.remove(str(checkout))
         network = ResidualMLPDenoiser(d_in=data.shape[1], dim_t=128, mlp_width=1024, num_layers=6, layer_norm=False)
         self._folder = tempfile.TemporaryDirectory()
         with contextlib.redirect_stdout(io.StringIO()):
@@ -78,13 +82,79 @@ class PublishedDiffusion:
         return torch.cat(parts)
 
 
+class PublishedAgent:
+    """The published agent in the configuration of its online experiments, in Gymnasium's HalfCheetah.
+
+    Half of each batch comes from a full buffer of synthetic rows, as from its first refit on.
+
+    Args:
+        checkout: Folder of the published repository.
+        data: Rows of HalfCheetah's size to fill its two buffers with, ``(n, dim)``.
+        device: Where it learns.
+        synthetic_rows: Size of the buffer of synthetic rows.
+    """
+
+    def __init__(self, checkout: Path, data: Tensor, device: torch.device, *, synthetic_rows: int = 1_000_000) -> None:
+        """Import the published code, build its agent and fill its buffers."""
+        check_reference(checkout)
+        with _importable(checkout):
+            from synther.online.redq_rlpd_agent import REDQRLPDAgent
+        self._env = gym.wrappers.ClipAction(gym.wrappers.RescaleAction(gym.make("HalfCheetah-v5"), -1.0, 1.0))
+        sizes = self._env.observation_space.shape[0], self._env.action_space.shape[0]
+        self.agent: Any = REDQRLPDAgent(
+            synthetic_rows, 0.5, "HalfCheetah-v5", *sizes, 1.0, device, target_entropy="auto", num_Q=2
+        )
+        self._columns = np.split(data.cpu().numpy(), np.cumsum([sizes[0], sizes[1], 1, sizes[0]]), axis=1)
+        self._fill(self.agent.replay_buffer, len(data))
+        self._fill(self.agent.diffusion_buffer, synthetic_rows)
+        self._observation, _ = self._env.reset(seed=0)
+
+    def train(self) -> None:
+        """What it learns after one step of the environment: 20 updates of the critics, one of the policy."""
+        self.agent.train(self)
+
+    def store(self, **_: Any) -> None:
+        """Takes the place of its logger, which keeps the figures it is given."""
+
+    def step(self) -> None:
+        """One step of the environment with its own choice of an action, and the transition into its buffer."""
+        action = self.agent.get_exploration_action(self._observation, self._env)
+        after, reward, terminated, truncated, _ = self._env.step(action)
+        self.agent.store_data(self._observation, action, reward, after, terminated)
+        self._observation = self._env.reset()[0] if terminated or truncated else after
+
+    def insert(self, rows: int) -> None:
+        """Synthetic rows into their buffer one by one, as it does after a refit."""
+        observations, actions, rewards, after, ends = (column[:rows] for column in self._columns)
+        for row in zip(observations, actions, rewards[:, 0], after, ends[:, 0], strict=True):
+            self.agent.diffusion_buffer.store(*row)
+
+    def _fill(self, buffer: Any, rows: int) -> None:
+        names = ("obs1_buf", "acts_buf", "rews_buf", "obs2_buf", "done_buf")
+        for name, column in zip(names, self._columns, strict=True):
+            target = getattr(buffer, name)
+            target[:rows] = np.resize(column, (rows, *target.shape[1:]))
+        buffer.size, buffer.ptr = rows, rows % buffer.max_size
+
+
+@contextlib.contextmanager
+def _importable(checkout: Path) -> Iterator[None]:
+    folders = [str(checkout), str(checkout / "synther" / "REDQ")]
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+
+
 def _stand_in_for_unused() -> None:
-    for name in (*_UNUSED, "redq.algos.core"):
+    for name in _UNUSED:
         if name in sys.modules or _installed(name):
             continue
         module = types.ModuleType(name)
         module.__spec__ = ModuleSpec(name, None)  # accelerate looks for it to see whether a logger is there
-        for attribute in ("ReplayBuffer", "FlattenObservation", "Env"):
+        for attribute in ("FlattenObservation", "Env"):
             setattr(module, attribute, type(attribute, (), {}))
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")

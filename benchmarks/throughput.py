@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from overhead import check_corl, overhead
-from reference import PublishedDiffusion, check_reference
+from reference import PublishedAgent, PublishedDiffusion, check_reference
 from reporting import make_folder_of, markdown_table, origin, seconds, synchronise, write_json
 
 from synther_replay import (
@@ -111,6 +111,39 @@ class Suite:
             entry["ratio"] = entry["published_s"] / entry["s"]
         self.results[f"generation, {name}"] = entry
 
+    def published_agent(self, agent: PublishedAgent) -> None:
+        """The published agent: learning and acting for one step of the environment, and inserting synthetic rows."""
+        calls, steps, rows = (25, 1_000, 20_000) if self.large else (2, 50, 1_000)
+        learning = seconds(_repeat(agent.train, calls), self.device) / calls
+        acting = seconds(_repeat(agent.step, steps), self.device) / steps
+        inserting = seconds(lambda: agent.insert(rows), self.device) / rows * 1e6
+        self.results["published agent"] = {
+            "train_s": learning,
+            "critic_updates_per_s": agent.agent.utd_ratio / learning,
+            "environment_step_s": acting,
+            "insert_1m_rows_s": inserting,
+            "insert_note": f"scaled up from {rows} rows",
+        }
+
+    def published_run(self) -> None:
+        """Hours of one seed of the published online experiment, counted up from the timings of its parts."""
+        agent = self.results["published agent"]
+        fit_step = self.results[f"training step, M = 1, batch {BATCH}"]["published_ms"] / 1e3
+        parts = {
+            "10 fits of 100,000 steps": 10 * 100_000 * fit_step,
+            "10 times generating 1M rows": 10 * self.results["generation, paper"]["published_s"],
+            "10 times inserting 1M rows": 10 * agent["insert_1m_rows_s"],
+            "95,000 steps of learning": 95_000 * agent["train_s"],
+            "100,000 steps of the environment": 100_000 * agent["environment_step_s"],
+        }
+        total = sum(parts.values())
+        self.results["published run, 100,000 steps"] = {
+            "hours": total / 3600,
+            **{f"{name}, hours": part / 3600 for name, part in parts.items()},
+            **{f"{name}, share": part / total for name, part in parts.items()},
+            "note": "counted up from the parts; without its evaluations, 10 episodes after every 1,000 steps",
+        }
+
     def metrics(self) -> None:
         """`fidelity` of as many synthetic as real rows."""
         rows = 1_000_000
@@ -191,6 +224,10 @@ def measure(device: torch.device, reference: Path | None, corl: Path | None = No
     if suite.large:
         suite.training_step(1, batch=1024)
         suite.generation("paper", suite.paper)
+    if reference is not None:
+        suite.published_agent(PublishedAgent(reference, toy_transitions(100_000, torch.device("cpu")).rows, device))
+        if suite.large:
+            suite.published_run()
     suite.generation(suite.fast_name, suite.fast)
     suite.refit()
     suite.metrics()

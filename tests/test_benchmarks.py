@@ -58,6 +58,26 @@ def test_a_folder_that_is_not_the_published_code_is_refused(tmp_path):
         throughput.measure(torch.device("cpu"), tmp_path)
 
 
+def test_published_code_without_its_agent_is_refused(tmp_path):
+    (tmp_path / "synther" / "diffusion").mkdir(parents=True)
+    (tmp_path / "synther" / "diffusion" / "elucidated_diffusion.py").touch()
+    with pytest.raises(ValueError, match="reference: the agent needs redq"):
+        throughput.measure(torch.device("cpu"), tmp_path)
+
+
+def test_hours_of_a_published_run_are_counted_up_from_its_parts():
+    suite = throughput.Suite(torch.device("cpu"), None)
+    suite.results = {
+        "training step, M = 1, batch 256": {"published_ms": 3.6},
+        "generation, paper": {"published_s": 36.0},
+        "published agent": {"insert_1m_rows_s": 3.6, "train_s": 0.036, "environment_step_s": 0.0036},
+    }
+    suite.published_run()
+    entry = suite.results["published run, 100,000 steps"]
+    assert entry["hours"] == pytest.approx(1 + 0.1 + 0.01 + 0.95 + 0.1)
+    assert sum(share for name, share in entry.items() if name.endswith("share")) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
