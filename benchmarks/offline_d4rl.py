@@ -20,20 +20,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
-
-from command_line import GENERATOR_PRESETS, add_run_options, failed, folder, setting
-from dataset_files import regenerated_folder
-from learners.augment import AUGMENTATIONS
-from offline_data import DataSource
-from offline_run import run_to_file
-from offline_settings import ALGORITHMS, DATA, NETWORKS, Cell
-from stretches import checkpoint_beside, is_done, what_follows
-
-from synther_replay.checks import resolve_device, whole_number
+from synther_replay.benchmarks.agents.augment import AUGMENTATIONS
+from synther_replay.benchmarks.common.command_line import GENERATOR_PRESETS, add_run_options, failed, folder, setting
+from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, what_follows
+from synther_replay.benchmarks.data.download import regenerated_folder
+from synther_replay.benchmarks.offline.rows import DataSource
+from synther_replay.benchmarks.offline.run import run_to_file
+from synther_replay.benchmarks.offline.settings import ALGORITHMS, DATA, NETWORKS, RESULTS, Cell
+from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
-RESULTS = Path("results") / "offline"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
 # What one can wait for.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "offline", "seeds": 8, "steps": 1_000_000},
@@ -54,7 +51,7 @@ def parse() -> argparse.Namespace:
         nargs="+",
         default=["real"],
         choices=DATA,
-        help="real rows, generated ones, both, or generated ones with the simulator's word on what follows them",
+        help="real rows, synthetic ones, or half of each",
     )
     parser.add_argument(
         "--preset",
@@ -134,7 +131,7 @@ def main() -> int:
     args = parse()
     begun = time.monotonic()
     runs = 0
-    source = DataSource(args.folder, args.device, args.upsampled, workers=args.workers)
+    source = DataSource(args.folder, args.device, args.upsampled)
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
     for cell in args.cells:

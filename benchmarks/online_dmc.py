@@ -17,15 +17,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from synther_replay.benchmarks.common.command_line import PRESETS, REFIT, add_run_options, failed, setting
+from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, what_follows
+from synther_replay.benchmarks.environments.parallel import WorkerDiedError
+from synther_replay.benchmarks.online.run import run_to_file
+from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
+from synther_replay.common.checks import resolve_device, whole_number
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
-
-from command_line import PRESETS, REFIT, add_run_options, failed, setting
-from online_run import run_to_file
-from online_settings import ALGORITHMS, Settings
-from stretches import checkpoint_beside, is_done, what_follows
-from workers import WorkerDiedError
-
-from synther_replay.checks import resolve_device, whole_number
 
 RESULTS = Path("results", "online")  # not where the published ones are, which are of other seeds
 # What one can wait for: a GPU runs eight seeds in minutes, a CPU one seed to where something can be seen.

@@ -1,14 +1,14 @@
 """Synthetic experience replay: a diffusion model that turns a small replay buffer into a large one."""
 
-from synther_replay.buffer import SyntheticReplayBuffer
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import DiffusionGenerator, FitReport
 from synther_replay.protocols import Generator, RealBuffer, RealTransitions
-from synther_replay.ring import RingBuffer
-from synther_replay.schedule import RetrainSchedule
-from synther_replay.synthetic import RefreshReport, SyntheticSource
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.replay.buffer import SyntheticReplayBuffer
+from synther_replay.replay.ring import RingBuffer
+from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.source import RefreshReport, SyntheticSource
 
 __version__ = "0.1.0"
 

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from synther_replay.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.checks import device_or_cpu, resolve_device, whole_number
-from synther_replay.codec import TransitionCodec
+from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
+from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.codec import TransitionCodec
+from synther_replay.data.splitting import split_held_out
+from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.generation import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
-from synther_replay.ends import EndClassifier
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
-from synther_replay.seeding import derive_seed, generator_for
-from synther_replay.splitting import split_held_out
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
+from synther_replay.termination import EndClassifier
 
 KIND = "diffusion generator"
 # Rows that are not valid are drawn again, so many times at most.

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synther_replay.checks import whole_number
-from synther_replay.seeding import generator_for
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.common.checks import whole_number
+from synther_replay.common.seeding import generator_for
+from synther_replay.data.transitions import Transitions, TransitionSpec
 
 Rows = Transitions | Tensor | np.ndarray
 StepFunction = Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]

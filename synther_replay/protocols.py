@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from synther_replay.transitions import Transitions
+from synther_replay.data.transitions import Transitions
 
 
 @runtime_checkable

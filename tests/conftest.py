@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from synther_replay.transitions import Transitions, TransitionSpec
+from synther_replay.data.transitions import Transitions, TransitionSpec
 
 # The tests compute on matrices so small that threads cost more than they bring, above all where tests run in parallel.
 torch.set_num_threads(1)

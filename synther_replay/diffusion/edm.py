@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.acceleration import fused
+from synther_replay.common.acceleration import fused
 from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synther_replay.acceleration import capture
+from synther_replay.common.acceleration import capture
+from synther_replay.common.seeding import derive_seed
 from synther_replay.diffusion import edm, samplers
 from synther_replay.diffusion.network import NetworkShape, Weights
-from synther_replay.seeding import derive_seed
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.acceleration import fused
+from synther_replay.common.acceleration import fused
 
 # Tensor cores want rows of bf16 numbers to start at multiples of 16 bytes.
 _ALIGN = 8

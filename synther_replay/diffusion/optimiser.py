@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from synther_replay.acceleration import fused
+from synther_replay.common.acceleration import fused
 
 EPS = 1e-8
 

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synther_replay.acceleration import capture
-from synther_replay.checks import whole_number
+from synther_replay.common.acceleration import capture
+from synther_replay.common.checks import whole_number
+from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.diffusion import edm
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import DivergedError
-from synther_replay.seeding import derive_seed, generator_for
 
 # An average much longer than the fit so far would mostly remember the weights that it began with.
 _AVERAGE_WARM_UP = 10

@@ -12,8 +12,9 @@ import torch
 from gymnasium.spaces import Box
 
 from synther_replay import DivergedError, GenerationError, GeneratorConfig, RetrainSchedule, TransitionSpec
-from synther_replay.adapters import _d4rl, corl
+from synther_replay.adapters import corl
 from synther_replay.adapters.corl import ReplayBuffer
+from synther_replay.adapters.corl import d4rl as _d4rl
 
 TINY = GeneratorConfig.tiny(width=32, depth=1, steps=20, refresh_steps=10, sampling_steps=4)
 NEEDS_H5PY = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")

@@ -6,7 +6,6 @@ Both begin with the same networks and get the same batches and the same noise, i
 import inspect
 import itertools
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +15,14 @@ import torch
 from gymnasium.spaces import Box
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from learners.cql import CQLSettings, StackedCQL
-from learners.edac import EDACSettings, StackedEDAC
-from learners.iql import IQLSettings, StackedIQL
-from learners.rows import SharedRows
-from learners.td3bc import StackedTD3BC, TD3BCSettings
-from offline_corl import FILES, import_script
-from stacked import Layers
-
 from synther_replay import Transitions, TransitionSpec
+from synther_replay.benchmarks.agents.cql import CQLSettings, StackedCQL
+from synther_replay.benchmarks.agents.edac import EDACSettings, StackedEDAC
+from synther_replay.benchmarks.agents.iql import IQLSettings, StackedIQL
+from synther_replay.benchmarks.agents.networks.mlp import Layers
+from synther_replay.benchmarks.agents.shared_rows import SharedRows
+from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
+from synther_replay.benchmarks.peers.corl_scripts import FILES, import_script
 
 CORL = os.environ.get("CORL_DIR")
 pytestmark = pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL")

@@ -1,14 +1,10 @@
 """D4RL's own files, where D4RL keeps them: what `load` gives is what D4RL pairs, row by row."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from dataset_files import ADDRESSES, locate
-from datasets import load
+from synther_replay.benchmarks.data.download import ADDRESSES, locate
+from synther_replay.benchmarks.data.registry import load
 
 h5py = pytest.importorskip("h5py")
 

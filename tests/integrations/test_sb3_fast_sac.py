@@ -23,9 +23,10 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from synther_replay import GeneratorConfig, RetrainSchedule
-from synther_replay.adapters import _sb3_fast_sac, _sb3_graphs
-from synther_replay.adapters._sb3_critics import Critics
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
+from synther_replay.adapters.sb3 import fast_sac as _sb3_fast_sac
+from synther_replay.adapters.sb3 import graphs as _sb3_graphs
+from synther_replay.adapters.sb3.critics import Critics
 
 SMALL = {
     "buffer_size": 200,

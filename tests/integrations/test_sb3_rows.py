@@ -12,8 +12,8 @@ from gymnasium import spaces
 pytest.importorskip("stable_baselines3")
 
 from synther_replay import RetrainSchedule
-from synther_replay.adapters import _sb3_rows
 from synther_replay.adapters.sb3 import SynthERBuffer
+from synther_replay.adapters.sb3 import rows as _sb3_rows
 
 PLACE, FORCE = spaces.Box(-2, 2, (3,)), spaces.Box(-1, 1, (2,))
 NEVER = RetrainSchedule(every=10**6, start=10**6)

@@ -1,0 +1,7 @@
+"""Stable-Baselines3: ``SAC(..., replay_buffer_class=SynthERBuffer)``, a callback that reports refits, and `FastSAC`."""
+
+from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer, transition_spec
+from synther_replay.adapters.sb3.callback import SynthERCallback
+from synther_replay.adapters.sb3.fast_sac import FastSAC
+
+__all__ = ["FastSAC", "SynthERBuffer", "SynthERCallback", "SynthERDictBuffer", "transition_spec"]

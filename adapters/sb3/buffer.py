@@ -1,0 +1,318 @@
+"""``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``.
+
+`SynthERBuffer` is SB3's own replay buffer, whose arrays, `add` and n-step returns it leaves alone; only `sample` mixes
+synthetic rows in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.utils import get_device
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from synther_replay.adapters.sb3.batches import join_batches
+from synther_replay.adapters.sb3.rows import RealRows
+from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.config import GeneratorConfig
+from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.options import SourceOptions
+from synther_replay.protocols import Generator
+from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.source import SyntheticSource
+
+
+def transition_spec(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], *, scaled_actions: bool = True
+) -> TransitionSpec:
+    """Layout of the transitions in a `SynthERBuffer`, for those who build a generator themselves.
+
+    Args:
+        observation_space: The environment's.
+        action_space: The environment's.
+        scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as all algorithms of SB3 do.
+    """
+    if scaled_actions and isinstance(action_space, spaces.Box):
+        action_space = spaces.Box(-1.0, 1.0, action_space.shape, np.float32)
+    nested = observation_space.spaces.items() if isinstance(observation_space, spaces.Dict) else ()
+    for key, space in nested:
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            raise TypeError(f"observation_space: Stable-Baselines3 has no nested spaces, got {space} in {key!r}")
+    if isinstance(observation_space, spaces.Tuple):
+        raise TypeError(f"observation_space: Stable-Baselines3 has no Tuple observations, got {observation_space}")
+    return TransitionSpec.from_spaces(observation_space, action_space)
+
+
+class SynthERBuffer(NStepReplayBuffer):
+    """SB3's replay buffer with generated transitions mixed into its batches.
+
+    Every option goes through ``replay_buffer_kwargs``; `Dict` observations make it a `SynthERDictBuffer` by itself.
+
+    >>> from stable_baselines3 import SAC
+    >>> options = dict(real_ratio=0.5, schedule=RetrainSchedule(every=5_000, rows=20_000, start=2_500))
+    >>> model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
+    >>> model.replay_buffer
+    SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refreshes=0)
+
+    Args:
+        buffer_size: This and what follows to `handle_timeout_termination` as in SB3's own buffer.
+        observation_space: Any that SB3 takes.
+        action_space: Any that SB3 takes.
+        device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host;
+            who writes to the arrays other than by `add` has to call `mirror_anew`.
+        n_envs: Number of environments.
+        optimize_memory_usage: Only with ``real_ratio=1``: such a buffer overwrites the last observation of each
+            episode, so the generator would learn transitions that never happened.
+        handle_timeout_termination: Whether episodes that end by a time limit count as not terminated.
+        n_steps: Real rows become n-step returns as in SB3's `NStepReplayBuffer`; synthetic rows have one step, and
+            `discounts` says which is which.
+        gamma: Discount of the algorithm; matters for ``n_steps > 1`` only.
+        real_ratio: Share of each batch that is real; with 1 it behaves exactly as SB3's own buffer.
+        generator: `GeneratorConfig`, or a generator with `fit` and `sample`; None as fits the device.
+        schedule: When to refit and how many rows to generate; None as fits the device.
+        synthetic_capacity: Most synthetic rows to hold.
+        seed: Of generator and sampling order; None follows the seed of the algorithm.
+        scaled_actions: False for loops of your own that store actions in the environment's units.
+    """
+
+    def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
+        """Dict observations have a class of their own, as in SB3; nobody should have to know."""
+        if isinstance(observation_space, spaces.Dict) and not issubclass(cls, DictReplayBuffer):
+            if cls is not SynthERBuffer:
+                raise TypeError(f"{cls.__name__}: for Dict observations, derive it from SynthERDictBuffer")
+            cls = SynthERDictBuffer
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        real_ratio: float = 0.5,
+        generator: GeneratorConfig | Generator | None = None,
+        schedule: RetrainSchedule | None = None,
+        synthetic_capacity: int = 1_000_000,
+        seed: int | None = None,
+        scaled_actions: bool = True,
+    ) -> None:
+        """Refuse what cannot work, then start empty."""
+        if optimize_memory_usage and real_ratio != 1.0:
+            raise ValueError(
+                "optimize_memory_usage: it overwrites the last observation of each episode, which the generator has to "
+                f"learn; set it to False, or real_ratio to 1 (got real_ratio={real_ratio!r})"
+            )
+        if whole_number("n_steps", n_steps) > 1 and (
+            optimize_memory_usage or isinstance(observation_space, spaces.Dict)
+        ):
+            raise ValueError(
+                "n_steps: Stable-Baselines3 has n-step returns neither for Dict observations nor with "
+                f"optimize_memory_usage, expected 1, got {n_steps!r}"
+            )
+        if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
+            raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
+        spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
+        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
+        # Past NStepReplayBuffer's constructor, which refuses optimize_memory_usage for any number of steps.
+        super(NStepReplayBuffer, self).__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+        )
+        self.n_steps, self.gamma = n_steps, gamma
+        self.added = 0  # positions of the ring that were ever filled
+        self._counted = 0  # those of them that the source knows of
+        self._checked = False  # whether what is added has the shapes of the arrays
+        self._real = RealRows(self, spec, options.seed, self.device)
+        self.source: SyntheticSource = options.build(self._real, spec, self.device)
+
+    def __repr__(self) -> str:
+        """Sizes and ratio."""
+        return repr(self.source).replace("SyntheticSource", type(self).__name__)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches live; assigning another device moves everything there, as `load_replay_buffer` does."""
+        return self._real.device if hasattr(self, "_real") else self._first_device
+
+    @device.setter
+    def device(self, device: torch.device | str) -> None:
+        if hasattr(self, "source"):
+            self.source.to(get_device(device))
+            self._real.to(self.source.device)
+        else:  # SB3's constructor
+            self._first_device: torch.device = resolve_device(get_device(device))
+
+    def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
+        """Add one transition per environment; see SB3.
+
+        The first one after the buffer was made or loaded is held against its arrays: it may be another environment's.
+        """
+        if not self._checked:
+            self._check_shapes(obs, next_obs, action, reward)
+            self._checked = True
+        super().add(obs, next_obs, action, reward, done, infos)
+        self.added += 1
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
+
+        Synthetic rows go through `env`'s normalisation as the real ones do.
+        """
+        self._count_steps()
+        if self.source.real_ratio == 1.0:
+            return super().sample(batch_size, env)
+        drawn = self.source.draw(batch_size)
+        if self.n_steps > 1:
+            return self._sample_n_step(batch_size, env, drawn)
+        if drawn is None:
+            return self._as_samples(self._real.sample(batch_size), env)
+        batch, places = drawn
+        if len(places):
+            batch.rows.index_copy_(0, places, self._real.sample(len(places)))
+        return self._as_samples(batch.rows, env)
+
+    def sample_batches(self, count: int, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """The rows of `count` calls of `sample` in one batch, in few operations."""
+        whole_number("count", count)
+        overridden = type(self).sample not in (SynthERBuffer.sample, SynthERDictBuffer.sample)
+        if overridden or self.source.real_ratio == 1.0 or self.n_steps > 1:
+            return join_batches([self.sample(batch_size, env) for _ in range(count)])
+        self._count_steps()
+        drawn = [self.source.draw(batch_size) for _ in range(count)]
+        mixed = [one for one in drawn if one is not None]  # all of them or none: only the first may have been a refit
+        if not mixed:
+            return self._as_samples(self._real.sample(batch_size, count), env)
+        rows = torch.cat([batch.rows for batch, _ in mixed])
+        places = torch.stack([places for _, places in mixed])
+        if places.numel():
+            places += torch.arange(0, len(rows), batch_size, device=self.device)[:, None]
+            rows.index_copy_(0, places.view(-1), self._real.sample(places.shape[1], count))
+        return self._as_samples(rows, env)
+
+    def reset(self) -> None:
+        """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        super().reset()
+        self.source.store.clear()
+        self._real.forget()
+
+    def mirror_anew(self) -> None:
+        """Copy all real rows to the GPU again: for those who write to the arrays other than by `add`."""
+        self._real.forget()
+
+    def _count_steps(self) -> None:
+        """Tell the source what was added since the last batch."""
+        self.source.steps += (self.added - self._counted) * self.n_envs
+        self._counted = self.added
+        if self.source.real_ratio < 1.0 and not len(self._real):
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+
+    def _sample_n_step(
+        self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
+    ) -> ReplayBufferSamples:
+        """Real n-step rows as SB3 computes them, among synthetic ones of one step."""
+        if drawn is None:
+            return super().sample(batch_size, env)
+        batch, places = drawn
+        mixed = self._as_samples(batch.rows, env)._replace(
+            discounts=torch.full((batch_size, 1), self.gamma, device=self.device)
+        )
+        if len(places):
+            for field, real in zip(mixed, super().sample(len(places), env), strict=True):
+                field.index_copy_(0, places, real.to(field.dtype))
+        return mixed
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
+        one_step = super(NStepReplayBuffer, self)._get_samples
+        return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
+
+    def _as_samples(self, rows: Tensor, env: VecNormalize | None) -> Any:
+        """Rows ``(batch, dim)`` as the named tuple that SB3's algorithms take, each field a tensor of its own."""
+        spec = self.source.spec
+        rewards = _copy(rows[:, spec.rewards])
+        if env is not None:
+            rewards = self._on_host(rewards, lambda values: env.normalize_reward(values).astype(np.float32))
+        return self._samples_type()(
+            observations=self._as_observations(rows[:, spec.observations], env),
+            actions=_copy(rows[:, spec.actions], self.actions.dtype),
+            next_observations=self._as_observations(rows[:, spec.next_observations], env),
+            dones=_copy(rows[:, spec.terminated]),
+            rewards=rewards,
+        )
+
+    def _samples_type(self) -> Any:
+        return ReplayBufferSamples
+
+    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> Any:
+        observations = _copy(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
+        return observations if env is None else self._on_host(observations, env.normalize_obs)
+
+    def _on_host(self, values: Tensor, normalise: Any) -> Tensor:
+        """Normalise by the environment's own method, which takes arrays: a subclass may have changed it."""
+        return torch.as_tensor(normalise(values.cpu().numpy()), device=self.device)
+
+    def _check_shapes(self, obs: Any, next_obs: Any, action: Any, reward: Any) -> None:
+        """NumPy would quietly broadcast what has too few columns or environments."""
+        if np.size(reward) != self.n_envs:
+            raise ValueError(
+                f"n_envs: this buffer holds transitions of {self.n_envs} environments, got {np.size(reward)}; make the "
+                "model with as many environments as the buffer was made with"
+            )
+        expected = [("action", action, self.actions)]
+        for name, given in (("obs", obs), ("next_obs", next_obs)):
+            if isinstance(self.observations, dict):
+                given = given if isinstance(given, dict) else {}
+                expected += [(f"{name}[{k!r}]", given.get(k, ()), held) for k, held in self.observations.items()]
+            else:
+                expected.append((name, given, self.observations))
+        for name, given, held in expected:
+            if np.size(given) != held[0].size:
+                raise ValueError(
+                    f"{name}: this buffer holds arrays of shape {held.shape[1:]}, got {np.shape(given)}; make the "
+                    "model with the environment that the buffer was made with"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle takes along; who loads it may have another environment."""
+        return {**vars(self), "_checked": False}
+
+
+class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
+    """`SynthERBuffer` for Dict observations; `SynthERBuffer` itself becomes one where the space asks for it."""
+
+    def _samples_type(self) -> Any:
+        return DictReplayBufferSamples
+
+    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> dict[str, Tensor]:
+        observations, start = {}, 0
+        for leaf in self.source.spec.observation_leaves:
+            key = str(leaf.path[0])
+            values = columns[:, start : start + leaf.size].reshape(-1, *self.obs_shape[key])
+            observations[key] = _copy(values, self.observations[key].dtype)
+            start += leaf.size
+        if env is None:
+            return observations
+        normalised = env.normalize_obs({key: values.cpu().numpy() for key, values in observations.items()})
+        return {key: torch.as_tensor(values, device=self.device) for key, values in normalised.items()}
+
+
+def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:
+    """A copy in the torch dtype that SB3 would make of a NumPy one."""
+    kind = torch.float32 if dtype == np.float32 else torch.from_numpy(np.empty(0, dtype)).dtype
+    return values.to(kind, copy=True, memory_format=torch.contiguous_format)

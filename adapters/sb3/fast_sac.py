@@ -1,0 +1,254 @@
+"""SAC of Stable-Baselines3 for many updates per environment step: delayed actor updates, on CUDA as one graph.
+
+`FastSAC.train` cuts its updates into blocks that end with an update of the actor. Within a block the policy does not
+change, so it acts on all batches in one pass. On CUDA the same code is recorded once and replayed; see `_sb3_graphs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import SAC
+from torch import Tensor
+from torch.optim import Optimizer
+
+from synther_replay.adapters.sb3.batches import join_batches, rows_of
+from synther_replay.adapters.sb3.critics import Critics
+from synther_replay.adapters.sb3.graphs import UpdateGraphs, plain_state
+from synther_replay.common.checks import whole_number
+
+_MOST_STEPS = 64  # updates in one graph; more would only take longer to record
+_MOST_BYTES = 2**28  # of observations drawn at once
+# The number of updates may differ in every call, as with ``gradient_steps=-1``. After so many lengths, further ones are
+# put together from powers of two.
+_LENGTHS = 8
+
+
+class FastSAC(SAC):
+    """SB3's `SAC` with delayed actor updates, and on a GPU without the cost of launching single operations.
+
+    Everything else is as in `SAC`, files included: either class loads what the other saved. With ``policy_delay=1`` on
+    a CPU it is exactly `SAC`.
+
+    >>> model = FastSAC("MlpPolicy", "Pendulum-v1", gradient_steps=20, policy_delay=20)
+
+    Args:
+        *args: As in `SAC`.
+        policy_delay: Critic updates per update of actor and entropy coefficient, which come with every so many of the
+            updates in one call of `train`, and with its last.
+        **kwargs: As in `SAC`. ``use_sde=True`` means SB3's own loop, which has no delay.
+
+    A graph replays operations and no Python: on a GPU hooks of the networks run while it is recorded only, and
+    parameters that are not finite end in NaN where `SAC` raises an error.
+    """
+
+    def __init__(self, *args: Any, policy_delay: int = 1, **kwargs: Any) -> None:
+        """Record nothing yet."""
+        self.policy_delay = policy_delay
+        self._graphs = UpdateGraphs()
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        self.policy_delay = whole_number("policy_delay", self.policy_delay)
+        if self.use_sde and self.policy_delay > 1:
+            raise ValueError(f"policy_delay: expected 1 with use_sde=True, got {self.policy_delay!r}")
+        super()._setup_model()
+        # what is logged: entropy coefficients, and losses of actor, critics and entropy coefficient
+        self._sums = torch.zeros(4, device=self.device)
+        self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Update the critics `gradient_steps` times and the actor as often as `policy_delay` says; see `SAC`."""
+        whole_number("policy_delay", self.policy_delay)  # it may have been changed since
+        if gradient_steps < 1 or self.use_sde or (self.policy_delay == 1 and not self._captures()):
+            super().train(gradient_steps, batch_size)
+            return
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self._optimizers())
+        if not (self._critics.hold(self.critic) and self._target_critics.hold(self.critic_target)):
+            self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
+            self._graphs = UpdateGraphs()  # what is recorded computes the critics that were
+        self._sums.zero_()
+        for start, stop in self._pieces(gradient_steps, batch_size):
+            ends = stop == gradient_steps or stop % self.policy_delay == 0
+            self._run(self._draw(stop - start, batch_size), start, stop, ends)
+        self._n_updates += gradient_steps
+        self._record(gradient_steps)
+
+    # ----------------------------------------------------------------- updates
+
+    def _updates(self, batch: Any, start: int, stop: int, ends: bool) -> None:
+        """Updates number `start` to `stop` of a call.
+
+        Args:
+            batch: The rows for all of them, in SB3's type.
+            start: Number of the first update.
+            stop: Number after the last.
+            ends: Whether the actor is updated with the last one.
+        """
+        size, begun = len(batch.rewards) // (stop - start), start
+        while start < stop:
+            end = min(stop, (start // self.policy_delay + 1) * self.policy_delay)
+            block = rows_of(batch, (start - begun) * size, (end - begun) * size)
+            self._block(block, range(start, end), ends or end < stop)
+            start = end
+
+    def _block(self, block: Any, steps: range, actor_too: bool) -> None:
+        """Updates that share one policy; those of a block of one are SB3's, in its order."""
+        size = len(block.rewards) // len(steps)
+        batches = [rows_of(block, k * size, (k + 1) * size) for k in range(len(steps))]
+        ent_coef = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
+        if actor_too:
+            actions, log_prob = self.actor.action_log_prob(batches[-1].observations)
+            self._update_ent_coef(log_prob)
+        parts = [tensor.split(size) for tensor in self._act_on_next(block, batches, ent_coef)]
+        errors = []
+        for step, batch, following, known, weight in zip(steps, batches, *parts, strict=True):
+            errors.append(self._update_critics(batch, following, known, weight))
+            if actor_too and step == steps[-1]:
+                self._update_actor(batch, actions, log_prob, ent_coef)
+            if step % self.target_update_interval == 0:
+                self._update_targets()
+        self._sums[2].add_(torch.stack(errors).square().sum(), alpha=0.5 / size)
+
+    def _update_ent_coef(self, log_prob: Tensor) -> None:
+        if self.ent_coef_optimizer is not None:
+            loss = -(self.log_ent_coef * (log_prob + self.target_entropy).detach()).mean()
+            self._minimise(loss, self.ent_coef_optimizer)
+            self._sums[3].add_(loss.detach())
+
+    def _update_actor(self, batch: Any, actions: Tensor, log_prob: Tensor, ent_coef: Tensor) -> None:
+        q_values = self._critics(batch.observations, actions)
+        loss = (ent_coef * log_prob.reshape(-1, 1) - q_values.min(dim=1, keepdim=True).values).mean()
+        self._minimise(loss, self.actor.optimizer)
+        self._sums[:2].add_(torch.stack([ent_coef.reshape(()), loss.detach()]))
+
+    @torch.no_grad()
+    def _act_on_next(self, block: Any, batches: list[Any], ent_coef: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Next actions, and what is known of the critics' targets: ``known + weight * (value of the next action)``."""
+        if next(self.actor.buffers(), None) is None:
+            following, log_prob = self.actor.action_log_prob(block.next_observations)
+        else:  # batch normalisation, say: its statistics are those of one batch
+            each = [self.actor.action_log_prob(batch.next_observations) for batch in batches]
+            following, log_prob = (torch.cat(part) for part in zip(*each, strict=True))
+        discounts = getattr(block, "discounts", None)
+        weight = (1 - block.dones) * (self.gamma if discounts is None else discounts)
+        return following, block.rewards - weight * ent_coef * log_prob.reshape(-1, 1), weight
+
+    def _update_critics(self, batch: Any, following: Tensor, known: Tensor, weight: Tensor) -> Tensor:
+        """One update; returns the errors ``(batch, critics)``.
+
+        SB3's loss is half the sum of the critics' mean squared errors: in the Q values, its gradient is the errors over
+        their number.
+        """
+        with torch.no_grad():
+            values = self._target_critics(batch.next_observations, following)
+            targets = torch.addcmul(known, weight, values.amin(dim=1, keepdim=True))
+        q_values = self._critics(batch.observations, batch.actions)
+        errors: Tensor = q_values.detach() - targets
+        self._minimise(q_values, self.critic.optimizer, errors / len(errors))
+        return errors
+
+    @torch.no_grad()
+    def _update_targets(self) -> None:
+        torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
+        if self.batch_norm_stats:
+            torch._foreach_copy_(self.batch_norm_stats_target, self.batch_norm_stats)
+
+    def _minimise(self, loss: Tensor, optimizer: Optimizer, gradient: Tensor | None = None) -> None:
+        """One step of the optimiser, with gradients for its own parameters alone.
+
+        Args:
+            loss: A scalar; or what it is computed from, with its `gradient`.
+            optimizer: Which knows the parameters.
+            gradient: Of the shape of `loss`.
+        """
+        optimizer.zero_grad()  # also of parameters that were frozen meanwhile
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        for parameter, found in zip(parameters, self._critics.gradients(loss, parameters, gradient), strict=True):
+            if found is not None and found.stride() != parameter.stride():
+                found = torch.empty_like(parameter).copy_(found)  # Adam's kernels take them element by element
+            parameter.grad = found
+        optimizer.step()
+
+    # ----------------------------------------------------------------- how they are run
+
+    def _captures(self) -> bool:
+        """Whether updates are recorded and replayed."""
+        return bool(self.device.type == "cuda") and not self._graphs.refused
+
+    def _run(self, batch: Any, start: int, stop: int, ends: bool) -> None:
+        delay, interval = self.policy_delay, self.target_update_interval
+        update = functools.partial(self._updates, start=start, stop=stop, ends=ends)
+        key = stop - start, start % delay, start % interval, ends
+        settings = self.gamma, self.tau, self.target_entropy, interval, delay
+        if not (self._captures() and self._graphs.run(key, update, batch, self._optimizers(), self._learnt, settings)):
+            update(batch)
+
+    def _pieces(self, gradient_steps: int, batch_size: int) -> Iterator[tuple[int, int]]:
+        """Start and stop of the updates that are drawn and run at once: whole blocks where they fit."""
+        most = max(1, min(_MOST_STEPS, _MOST_BYTES // (batch_size * _bytes_of_row(self.observation_space))))
+        delay = min(self.policy_delay, most)
+        most -= most % delay
+        start = 0
+        while start < gradient_steps:
+            steps = min(most, gradient_steps - start)
+            if self._captures():
+                lengths = {length for length, *_ in self._graphs.names()}
+                if steps not in lengths and len(lengths) >= _LENGTHS and steps >= delay:
+                    steps = delay << ((steps // delay).bit_length() - 1)
+            yield start, start + steps
+            start += steps
+
+    def _draw(self, count: int, batch_size: int) -> Any:
+        """So many batches in one."""
+        buffer, env = self.replay_buffer, self._vec_normalize_env
+        if hasattr(buffer, "sample_batches"):
+            return buffer.sample_batches(count, batch_size, env)
+        return join_batches([buffer.sample(batch_size, env=env) for _ in range(count)])
+
+    def _record(self, gradient_steps: int) -> None:
+        ent_coef, actor_loss, critic_loss, ent_coef_loss = self._sums.tolist()  # the only wait for the GPU
+        of_actor = -(-gradient_steps // self.policy_delay)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/ent_coef", ent_coef / of_actor)
+        self.logger.record("train/actor_loss", actor_loss / of_actor)
+        self.logger.record("train/critic_loss", critic_loss / gradient_steps)
+        if self.ent_coef_optimizer is not None:
+            self.logger.record("train/ent_coef_loss", ent_coef_loss / of_actor)
+
+    def _optimizers(self) -> list[Optimizer]:
+        optimizers = [self.actor.optimizer, self.critic.optimizer]
+        return optimizers if self.ent_coef_optimizer is None else [*optimizers, self.ent_coef_optimizer]
+
+    def _learnt(self) -> list[Tensor]:
+        """All tensors that an update reads or changes, the batch aside."""
+        states = [state for optimizer in self._optimizers() for state in optimizer.state.values()]
+        moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        ent_coef = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef
+        return [*self.policy.parameters(), *self.policy.buffers(), ent_coef, self._sums, *moments]
+
+    # ----------------------------------------------------------------- files
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """As in `SAC`; the optimisers' look as if no graph had changed their options."""
+        parameters: dict[str, dict[str, Any]] = super().get_parameters()
+        names = ("actor.optimizer", "critic.optimizer", "ent_coef_optimizer")
+        for name, optimizer in zip(names, self._optimizers(), strict=False):
+            parameters[name] = plain_state(optimizer, parameters[name])
+        return parameters
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_graphs", "_sums", "_critics", "_target_critics"]
+
+
+def _bytes_of_row(space: spaces.Space[Any]) -> int:
+    """Of an observation and the next one."""
+    entries = space.spaces.values() if isinstance(space, spaces.Dict) else (space,)
+    return 2 * sum(math.prod(entry.shape or ()) * np.dtype(entry.dtype).itemsize for entry in entries)

@@ -1,0 +1,427 @@
+"""TorchRL: ``SynthERReplayBuffer(any_replay_buffer, action_spec=env.action_spec)``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, RoundRobinWriter, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
+
+from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys
+from synther_replay.adapters.torchrl.rows import RealEntries, as_tensordict, each, filled, length, locked, stored
+from synther_replay.config import GeneratorConfig
+from synther_replay.options import SourceOptions
+from synther_replay.persistence.checkpoint import load_checkpoint
+from synther_replay.protocols import Generator
+from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.source import SyntheticSource
+
+_FILE = "synther.safetensors"  # beside the files of the real buffer
+_STATE = "_synther"  # beside the entries of its state
+
+
+class SynthERReplayBuffer:
+    """Wraps any TorchRL replay buffer of transitions and mixes generated ones into its batches.
+
+    Batches hold the entries of a transition, the flags that the data has, what the real buffer tells of its rows
+    (index, priority weight) and ``"is_synthetic"``, bool ``(batch,)``. Entries that are not modelled, such as log
+    probabilities, are left out. Everything else is the real buffer's: what is not defined here is asked of it.
+
+    >>> from tensordict import TensorDict
+    >>> from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
+    >>> real = TensorDictReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=32)
+    >>> buffer = SynthERReplayBuffer(real, action_spec=Bounded(-1, 1, (1,)), real_ratio=0.5)
+    >>> x, flag = torch.rand(100, 3), torch.zeros(100, 1, dtype=torch.bool)
+    >>> following = {"observation": x, "reward": x[:, :1], "terminated": flag, "done": flag}
+    >>> _ = buffer.extend(TensorDict({"observation": x, "action": x[:, :1], "next": following}, [100]))
+    >>> buffer.sample()["next", "reward"].shape
+    torch.Size([32, 1])
+
+    Args:
+        real: Holds the real transitions; any storage, sampler and writer of single transitions.
+        action_spec: `env.action_spec`: generated actions stay within it.
+        observation_spec: `env.observation_spec`; needed for integer observations only.
+        observation_keys: Entry or entries of the observation; those of the next one are below ``"next"``.
+        action_key: Entry of the action.
+        reward_key: Entry of the reward, below ``"next"``.
+        terminated_key: Entry of the termination flag, below ``"next"``; never `done`, which counts time limits.
+        device: Where generator, synthetic rows and batches live; None takes that of the real storage.
+        real_ratio: Share of each batch that is real; with 1 it is the real buffer and nothing else.
+        generator: `GeneratorConfig`, or a generator with `fit` and `sample`; None as fits the device.
+        schedule: When to refit and how many rows to generate; None as fits the device.
+        synthetic_capacity: Most synthetic rows to hold.
+        seed: Of generator and sampling order; None follows `torch.manual_seed`.
+    """
+
+    # All attributes of ours, so that none is taken for one of the real buffer.
+    real: ReplayBuffer
+    source: SyntheticSource | None
+    _options: SourceOptions
+    _keys: TransitionKeys
+    _specs: tuple[Any, Any]
+    _wanted_device: torch.device | str | None
+    _added: int
+    _counted: int
+    _entries: tuple[Key, ...]
+    _entries_for: tuple[int, ...]
+    _checked: bool
+    _awaited: dict[str, Any] | None
+    _empty_info: dict[str, Any] | None
+    _iterator: Iterator[Any] | None
+    _layout: Layout
+    _rows: RealEntries
+
+    def __init__(
+        self,
+        real: ReplayBuffer,
+        *,
+        action_spec: Any = None,
+        observation_spec: Any = None,
+        observation_keys: Key | Sequence[Key] = "observation",
+        action_key: Key = "action",
+        reward_key: Key = "reward",
+        terminated_key: Key = "terminated",
+        device: torch.device | str | None = None,
+        real_ratio: float = 0.5,
+        generator: GeneratorConfig | Generator | None = None,
+        schedule: RetrainSchedule | None = None,
+        synthetic_capacity: int = 1_000_000,
+        seed: int | None = None,
+    ) -> None:
+        """Check everything that can be checked before there are data."""
+        if not isinstance(real, ReplayBuffer):
+            raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
+        self.real = real
+        self.source = None  # made once there are data to tell the layout
+        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
+        self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
+        self._specs = (action_spec, observation_spec)
+        self._wanted_device = device
+        self._added = 0  # transitions that came through here; only ever grows, as another thread may add some
+        self._counted = 0  # of all that were ever added, those that the source knows of
+        self._entries, self._entries_for = (), ()  # of a batch, and the transforms that made them
+        self._checked = False
+        self._awaited = None  # state of a source that cannot be made yet
+        self._empty_info = None
+        self._iterator = None
+        if self.real_ratio < 1.0 and action_spec is None:
+            raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
+        if self.real_ratio < 1.0 and getattr(real, "initialized", True):
+            self._refuse_sequences()
+            self._counted = self._total() - len(real)
+            if len(real):
+                self._make_source()
+
+    @property
+    def real_ratio(self) -> float:
+        """Share of each batch that is real."""
+        return self._options.real_ratio if self.source is None else self.source.real_ratio
+
+    def __len__(self) -> int:
+        """Number of real transitions."""
+        return len(self.real)
+
+    def __repr__(self) -> str:
+        """Sizes and ratio."""
+        synthetic = 0 if self.source is None else len(self.source.store)
+        return (
+            f"SynthERReplayBuffer({len(self)} real, {synthetic} synthetic, real_ratio={self.real_ratio}, {self.real})"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not defined here is the real buffer's; a method of it that returns it returns this one."""
+        if name.startswith("__") or "real" not in vars(self):
+            raise AttributeError(name)
+        value = getattr(self.real, name)
+        if getattr(value, "__self__", None) is not self.real:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **options: Any) -> Any:
+            result = value(*args, **options)
+            return self if result is self.real else result
+
+        return method
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What the real buffer has and this one has not is set there."""
+        own = name in SynthERReplayBuffer.__annotations__ or hasattr(type(self), name)
+        if not own and "real" in vars(self) and hasattr(self.real, name):
+            setattr(self.real, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and deepcopy take along: not where `next` is, which cannot be copied."""
+        return {**vars(self), "_iterator": None}
+
+    def __getitem__(self, index: Any) -> Any:
+        """Real transitions by index."""
+        return self.real[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Overwrite real transitions."""
+        self.real[index] = value
+
+    def add(self, data: Any) -> Any:
+        """Add one transition to the real buffer."""
+        self._check(data)
+        index = self.real.add(data)
+        self._added += 1
+        return index
+
+    def extend(self, data: Any, **options: Any) -> Any:
+        """Add a batch of transitions to the real buffer."""
+        self._check(data)
+        index = self.real.extend(data, **options)
+        self._added += math.prod(data.shape) if isinstance(data, TensorDictBase) else len(data)
+        return index
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        """A shuffled batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
+
+        Synthetic rows go through the transforms of the real buffer, too.
+
+        Args:
+            batch_size: Rows; None for the batch size of the real buffer.
+            return_info: Whether to return ``(batch, info)``; the index of a synthetic row is -1, its weight 1.
+            include_info: As in `TensorDictReplayBuffer`, where it is deprecated.
+        """
+        if self.real_ratio == 1.0:
+            options = {} if include_info is None else {"include_info": include_info}
+            return self.real.sample(batch_size, return_info, **options)
+        batch_size = self.real.batch_size if batch_size is None else batch_size
+        if batch_size is None:
+            raise RuntimeError("batch_size: give it here, or to the constructor of the real buffer")
+        self._refuse_sequences()  # the sampler may have been changed
+        source = self._make_source()
+        self._count()
+        drawn = source.draw(batch_size)
+        device = source.device
+        if drawn is None:
+            if not len(self.real):
+                raise ValueError("buffer: it is empty, add transitions before sampling")
+            values, info = self._rows.sample(batch_size, self._batch_entries())
+            is_real = torch.ones(length(values), dtype=torch.bool, device=device)
+        else:
+            values, is_real, info = self._mixed(drawn[0].rows, drawn[1])
+        info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
+        entries: dict[Any, Tensor] = {**values, "is_synthetic": ~is_real}
+        if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
+            for key, value in info.items():  # its batches say where they come from
+                entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
+        data = as_tensordict(entries, len(is_real), device)
+        return (data, info) if return_info else data
+
+    def _mixed(self, rows: Tensor, places: Tensor) -> Any:
+        """Entries of synthetic rows with real ones at `places`, which of them are real, and the info: a `Mixed`."""
+        if len(places) and (quickly := self._rows.mix_rows(rows, places)) is not None:
+            return quickly
+        synthetic = self._transformed(rows)
+        values = {key: synthetic[key] for key in self._batch_entries()}
+        if len(places):
+            return self._rows.mix_into(values, places)
+        values = {key: value.clone() for key, value in values.items()}  # none shares memory with another
+        none = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+        return values, none, self._info_of_none(places, len(rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches, until the sampler of the real buffer has run out (most never do)."""
+        if self.real_ratio == 1.0:
+            yield from self.real
+            return
+        if self.real.batch_size is None:
+            raise RuntimeError("batch_size: to iterate, give it to the constructor of the real buffer")
+        if self.real.sampler.ran_out:
+            self.real.sampler.ran_out = False
+        while not self.real.sampler.ran_out or len(self.real._prefetch_queue):
+            yield self.sample()
+
+    def next(self) -> Any:
+        """The next batch of an iteration, None at its end."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator = None
+        return batch
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Update the priorities of real rows; synthetic ones, whose index is -1, have none."""
+        first = index[0] if isinstance(index, tuple) else index
+        if not isinstance(first, Tensor) or not first.ndim or bool((first >= 0).all()):
+            self.real.update_priority(index, priority)
+            return
+        held = first >= 0 if isinstance(index, tuple) or first.ndim == 1 else (first >= 0).all(-1)
+        if bool(held.any()):
+            chosen = tuple(part[held] for part in index) if isinstance(index, tuple) else index[held]
+            priority = torch.as_tensor(priority)
+            self.real.update_priority(chosen, priority[held.to(priority.device)] if priority.ndim else priority)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Update the priorities of the real rows of a batch."""
+        synthetic = data.get("is_synthetic", None)
+        data = data if synthetic is None else data[~synthetic]
+        if not data.ndim or len(data):
+            self.real.update_tensordict_priority(data)
+
+    def empty(self, *args: Any, **options: Any) -> None:
+        """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        self._count()
+        self.real.empty(*args, **options)
+        self._counted = self._total()
+        if self.source is not None:
+            self.source.store.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the real buffer, which it can load too, and of the synthetic part."""
+        self._count()
+        return {**self.real.state_dict(), _STATE: self._synthetic_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, or from that of the real buffer alone."""
+        self._load(state.get(_STATE), lambda: self.real.load_state_dict(state))
+
+    def dumps(self, path: Any) -> None:
+        """Write the real buffer as TorchRL does, and the synthetic part to a file beside it."""
+        self.real.dumps(path)
+        self._count()
+        file = Path(path) / _FILE
+        if self.source is not None:
+            self.source.save(file)
+        else:
+            file.unlink(missing_ok=True)  # that of an earlier dump
+
+    def loads(self, path: Any) -> None:
+        """Continue from `dumps`, or from what the real buffer alone has written."""
+        file = Path(path) / _FILE
+        synthetic = load_checkpoint(file, SyntheticSource.kind) if file.exists() else None
+        self._load(synthetic, lambda: self.real.loads(path))
+
+    save = dump = dumps
+    load = loads
+
+    def _load(self, synthetic: dict[str, Any] | None, load_real: Callable[[], None]) -> None:
+        """The synthetic part first where there is one to hold it against: if it does not fit, nothing changes."""
+        if self.real_ratio < 1.0 and len(self.real):
+            self._make_source()
+        before, was_empty = self._synthetic_state(), not len(self.real)
+        if self.source is not None and synthetic is not None:
+            self.source.load_state_dict(synthetic)
+        try:
+            load_real()
+            if self.source is None and synthetic is not None and self.real_ratio < 1.0:
+                self._awaited = synthetic  # where nothing is stored, until something tells the layout
+                if len(self.real):
+                    self._make_source()
+        except BaseException:
+            self._awaited = None
+            if self.source is not None and before is not None:
+                self.source.load_state_dict(before)
+            elif was_empty:
+                self.real.empty()
+            raise
+        self._counted = self._total()
+        if synthetic is None:  # rows of a plain buffer: what was generated is not like them
+            self._counted -= len(self.real)
+            if self.source is not None:
+                self.source.restart()
+
+    def _synthetic_state(self) -> dict[str, Any] | None:
+        return None if self.source is None else self.source.state_dict()
+
+    def _count(self) -> None:
+        """Tell the source of the transitions that were added."""
+        if self.source is not None:
+            total = self._total()
+            if total < self._counted:  # the real buffer itself was emptied
+                self._counted = 0
+            self.source.steps += total - self._counted
+            self._counted = total
+
+    def _total(self) -> int:
+        """Transitions that were ever added, those included that somebody wrote to the real buffer itself.
+
+        A collector may do that. Only writers that go round tell, and in a storage of several axes they count along one.
+        """
+        real = self.real
+        if getattr(real, "initialized", True) and real.storage.ndim == 1 and isinstance(real.writer, RoundRobinWriter):
+            return int(real.write_count)
+        return self._added
+
+    def _check(self, data: Any) -> None:
+        """Before the first data get in; afterwards the storage sees to it that they are alike."""
+        if not self._checked and self.real_ratio < 1.0:
+            if not len(self.real.transform):  # else it is not what gets stored
+                self._keys.check(data[0] if isinstance(data, list) and data else data)
+            self._checked = True
+
+    def _refuse_sequences(self) -> None:
+        real = self.real
+        sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
+        if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
+            raise ValueError(
+                "real: only buffers whose batches are single transitions in any order can be mixed with synthetic "
+                f"ones, got {type(real).__name__} with {type(real.sampler).__name__}"
+            )
+
+    def _make_source(self) -> SyntheticSource:
+        if self.source is None:
+            self._refuse_sequences()
+            if not len(self.real):
+                raise ValueError("buffer: it is empty, add transitions before sampling")
+            with locked(self.real):
+                layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
+            rows = RealEntries(self.real, layout)
+            device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
+            source = self._options.build(rows, layout.spec, device)
+            source.steps = 0
+            # What was in the storage of a delayed buffer counts, too.
+            self._counted = min(self._counted, self._total() - len(self.real))
+            if self._awaited is not None:
+                source.load_state_dict(self._awaited)
+            self._layout, self._rows, self.source, self._awaited = layout, rows, source, None
+        return self.source
+
+    def _transformed(self, rows: Tensor) -> dict[Any, Tensor]:
+        """The entries of synthetic rows after the transforms of the real buffer."""
+        values: dict[Any, Tensor] = self._layout.unpack(rows)
+        if not len(self.real.transform):
+            return values
+        home = getattr(self.real.storage, "device", None) or rows.device  # where transforms keep their constants
+        data = as_tensordict(values, len(rows), rows.device).to(home)
+        try:
+            data = self.real.transform(data).to(rows.device)
+        except KeyError as error:
+            raise ValueError(
+                f"transform: it needs an entry that synthetic rows do not have, they have {sorted(map(str, values))}"
+            ) from error
+        entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
+        return entries
+
+    def _batch_entries(self) -> tuple[Key, ...]:
+        """The entries that real and synthetic rows have in common; the same in every batch."""
+        transforms = tuple(map(id, self.real.transform))
+        if not self._entries or self._entries_for != transforms:
+            with locked(self.real):
+                synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
+                real = self.real._collate_fn(self.real.storage[:1])
+            real = self.real.transform(real.clone()) if transforms else real  # which may work in place
+            self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
+            self._entries_for = transforms
+        return self._entries
+
+    def _info_of_none(self, places: Tensor, size: int) -> dict[str, Any]:
+        """The info of a batch without real rows: like what the sampler tells of one row, without that one."""
+        if self._empty_info is None:
+            _, info = self._rows.sample(1, self._batch_entries())
+            self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
+        empty = self._empty_info
+        return {key: each(v, functools.partial(filled, key, places=places, size=size)) for key, v in empty.items()}

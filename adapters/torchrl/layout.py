@@ -1,0 +1,216 @@
+"""Which entries of a TensorDict make a transition, and how they become rows and rows become entries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.utils import unravel_key
+from torch import Tensor
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+
+from synther_replay.data.transitions import TransitionSpec
+
+Key = str | tuple[str, ...]
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def next_of(key: Key) -> tuple[str, ...]:
+    """Where the value after the step is: ``("next", key)``."""
+    return ("next", *((key,) if isinstance(key, str) else key))
+
+
+@dataclass(frozen=True)
+class TransitionKeys:
+    """Names of the entries; observation, reward and terminated of the next state are below ``"next"``."""
+
+    observations: tuple[Key, ...]
+    action: Key
+    reward: Key
+    terminated: Key
+
+    @classmethod
+    def of(cls, observations: Key | Sequence[Key], action: Key, reward: Key, terminated: Key) -> TransitionKeys:
+        """From what a user gives: a key or a list of keys for the observations."""
+        listed = [observations] if isinstance(observations, str | tuple) else list(observations)
+        if not listed:
+            raise ValueError(f"observation_keys: expected at least one key, got {observations!r}")
+        return cls(
+            tuple(unravel_key(k) for k in listed), unravel_key(action), unravel_key(reward), unravel_key(terminated)
+        )
+
+    def columns(self) -> tuple[Key, ...]:
+        """The entries of a transition in the order of a row's columns."""
+        following = tuple(next_of(key) for key in self.observations)
+        return (*self.observations, self.action, next_of(self.reward), *following, next_of(self.terminated))
+
+    def check(self, data: Any) -> None:
+        """Refuse data that holds no transitions."""
+        if not isinstance(data, TensorDictBase):
+            raise TypeError(f"data: expected a TensorDict, got {type(data).__name__}")
+        missing = [key for key in self.columns() if data.get(key, None) is None]
+        if missing:
+            hint = ""
+            if next_of(self.terminated) in missing and data.get(next_of("done"), None) is not None:
+                hint = (
+                    "; done is there, but it counts time limits, after which the value of the next state still matters"
+                )
+            raise ValueError(
+                f"data: no entries {missing} among {sorted(map(str, data.keys(True, True)))}; name yours with "
+                f"observation_keys, action_key, reward_key and terminated_key{hint}"
+            )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry as columns of a row."""
+
+    key: Key
+    columns: slice
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    classes: int  # of a one-hot vector, which is one column; 0: none
+
+
+class Layout:
+    """How the entries of one buffer's data become rows.
+
+    Args:
+        keys: Names of the entries.
+        example: Data as it is stored, ``(n,)``.
+        action_spec: TorchRL's spec of the actions.
+        observation_spec: TorchRL's spec of the observations, for their bounds; None for floating-point ones.
+    """
+
+    def __init__(
+        self, keys: TransitionKeys, example: TensorDictBase, action_spec: Any, observation_spec: Any = None
+    ) -> None:
+        """Read shapes and dtypes off the example."""
+        keys.check(example)
+        if example.get("steps_to_next_obs", None) is not None:
+            raise ValueError(
+                "data: they hold n-step returns (steps_to_next_obs); synthetic rows have one step, and a loss would "
+                "discount them alike. Store single steps"
+            )
+        if example.ndim != 1:
+            raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
+        self.keys = keys
+        specs = {key: _entry_spec(observation_spec, key, "observation_spec") for key in keys.observations}
+        specs[keys.action] = _entry_spec(action_spec, keys.action, "action_spec")
+        spaces_of = {
+            key: _space(spec, example.get(key), "action_spec" if key == keys.action else f"observation_spec[{key!r}]")
+            for key, spec in specs.items()
+        }
+        named = {key if isinstance(key, str) else ".".join(key): spaces_of[key] for key in keys.observations}
+        observation_space = spaces.Dict(named) if len(named) > 1 else next(iter(named.values()))
+        self.spec = TransitionSpec.from_spaces(observation_space, spaces_of[keys.action])
+        one_hot = {key for key, spec in specs.items() if type(spec) is OneHot}
+        one_hot |= {next_of(key) for key in one_hot}
+        self.entries: list[_Entry] = []
+        start = 0
+        for key in keys.columns():
+            value = example.get(key)
+            shape = tuple(value.shape[1:])
+            classes = shape[-1] if key in one_hot else 0
+            width = 1 if classes else math.prod(shape)
+            self.entries.append(_Entry(key, slice(start, start + width), shape, value.dtype, classes))
+            start += width
+        if start != self.spec.dim:
+            raise ValueError(f"data: expected {self.spec.dim} numbers per transition from the specs, got {start}")
+        self._flags = [
+            (key if len(key) > 1 else name, tuple(example.get(key).shape[1:]))
+            for name in _FLAGS
+            for key in ((name,), next_of(name))
+            if key != next_of(keys.terminated) and example.get(key, None) is not None
+        ]
+
+        # Plain data, which nearly all are, can be mixed as one matrix of numbers and one of flags.
+        *numbers, terminated = self.entries
+        self.number_keys = [entry.key for entry in numbers]
+        self.number_widths = [entry.columns.stop - entry.columns.start for entry in numbers]
+        ends = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
+        self.flags_of_the_end = 1 + len(ends)
+        self.flag_keys = [terminated.key, *ends, *(key for key, _ in self._flags if key not in ends)]
+        self.is_packed = (
+            all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)
+            and (terminated.dtype, terminated.shape) == (torch.bool, (1,))
+            and all(shape == (1,) and example.get(key).dtype == torch.bool for key, shape in self._flags)
+        )
+
+    def rows(self, data: TensorDictBase) -> Tensor:
+        """Entries of ``(n,)`` transitions as rows ``(n, dim)``."""
+        parts = []
+        for entry in self.entries:
+            value = data.get(entry.key)
+            value = value.to(torch.uint8).argmax(-1, keepdim=True) if entry.classes else value
+            parts.append(value.reshape(len(value), -1).to(torch.float32))
+        return torch.cat(parts, 1)
+
+    def unpack(self, rows: Tensor) -> dict[Key, Tensor]:
+        """Rows ``(n, dim)`` as entries, the flags that the data has besides included."""
+        found: dict[Key, Tensor] = {}
+        for entry in self.entries:
+            value = rows[:, entry.columns]
+            if entry.classes:
+                value = torch.nn.functional.one_hot(value[:, 0].long(), entry.classes)
+            elif len(entry.shape) != 1:
+                value = value.reshape(-1, *entry.shape)
+            found[entry.key] = value.to(entry.dtype)
+        # A generated episode ends by the task alone, so `done` is `terminated`; all other flags are down.
+        flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
+        for flag, (key, shape) in zip(flags.unbind(), self._flags, strict=True):
+            if key in (next_of("done"), next_of("terminated")):
+                flag.copy_(rows[:, -1])
+            found[key] = flag.view(-1, *shape)
+        return found
+
+
+def _entry_spec(spec: Any, key: Key, name: str) -> Any:
+    """The spec of one entry, out of a composite one."""
+    if not isinstance(spec, Composite):
+        return spec
+    if key not in spec.keys(True, True):
+        raise ValueError(f"{name}: expected one with an entry {key!r}, got {sorted(map(str, spec.keys(True, True)))}")
+    return spec[key]
+
+
+def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
+    """The Gymnasium space of one entry ``(n, *shape)``; without a spec, that of any value of the example's type."""
+    shape = tuple(example.shape[1:])
+    if spec is None:
+        if example.dtype.is_floating_point:
+            return spaces.Box(-np.inf, np.inf, shape, np.float32)
+        if example.dtype in (torch.bool, torch.uint8):
+            return spaces.MultiBinary(shape) if example.dtype == torch.bool else spaces.Box(0, 255, shape, np.uint8)
+        raise ValueError(f"{name}: needed for the bounds of {example.dtype} values, for example env.observation_spec")
+    if shape != tuple(spec.shape)[len(spec.shape) - len(shape) :]:  # an environment may have leading axes of its own
+        raise ValueError(f"{name}: expected one of values of shape {shape}, as in the data, got {tuple(spec.shape)}")
+    if type(spec) is OneHot:
+        return spaces.Discrete(int(spec.space.n))
+    if isinstance(spec, MultiOneHot):
+        raise TypeError(f"{name}: several one-hot vectors in one entry are not supported, got {spec}")
+    if isinstance(spec, MultiCategorical):
+        return spaces.MultiDiscrete(spec.nvec.reshape(-1, spec.nvec.shape[-1])[0].cpu().numpy())
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(shape)
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(int(spec.space.n)) if math.prod(shape) == 1 else _categories(int(spec.space.n), shape)
+    if isinstance(spec, Bounded | Unbounded):
+        low, high = (bound.expand(*spec.shape).cpu().numpy() for bound in (spec.space.low, spec.space.high))
+        # bounds are the same along leading axes, so the first will do
+        low, high = (bound.reshape(-1, *shape)[0] for bound in (low, high))
+        if isinstance(spec, Unbounded) and example.dtype.is_floating_point:
+            low, high = np.full(shape, -np.inf), np.full(shape, np.inf)
+        dtype = np.float32 if example.dtype.is_floating_point else low.dtype
+        return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)
+    raise TypeError(f"{name}: expected a Bounded, Unbounded, Categorical, OneHot or Binary spec, got {spec!r}")
+
+
+def _categories(n: int, shape: tuple[int, ...]) -> spaces.MultiDiscrete:
+    return spaces.MultiDiscrete(np.full(shape, n))

@@ -1,0 +1,1 @@
+"""Benchmarks: scripts at the top, packages by job below; imported as ``synther_replay.benchmarks``."""

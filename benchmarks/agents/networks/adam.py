@@ -1,0 +1,66 @@
+"""Adam for the parameters of many networks at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from synther_replay.common.acceleration import fused
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class Adam:
+    """Adam's moments for a matrix of parameters that it changes in place.
+
+    Attributes:
+        parameters: What is learnt, ``(S, P)``.
+        gradient: Where a step finds its gradient.
+        mean: First moments.
+        square: Second moments.
+    """
+
+    def __init__(self, parameters: Tensor, learning_rate: float) -> None:
+        """Start with empty moments."""
+        self.parameters = parameters
+        self.learning_rate = learning_rate
+        self.gradient, self.mean, self.square = (torch.zeros_like(parameters) for _ in range(3))
+
+    def rates(self, done: Tensor, count: int) -> Tensor:
+        """Bias-corrected rates ``(count, 2)`` of the next steps after `done`, a number on the device: see `_adam`."""
+        return _rates(done, count, self.learning_rate, self.parameters.dtype)
+
+    def step(self, rates: Tensor) -> None:
+        """Take one step."""
+        _adam(self.parameters, self.gradient, self.mean, self.square, rates)
+
+    def step_and_follow(self, rates: Tensor, target: Tensor, speed: float) -> None:
+        """Take one step, and move target parameters towards the result by `speed`: one pass over memory for both."""
+        _adam_and_follow(self.parameters, self.gradient, self.mean, self.square, rates, target, speed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a run is continued from."""
+        return {"parameters": self.parameters, "mean": self.mean, "square": self.square}
+
+
+@fused
+def _rates(done: Tensor, count: int, learning_rate: float, dtype: torch.dtype) -> Tensor:
+    steps = done + torch.arange(1, count + 1, device=done.device)
+    return torch.stack((learning_rate / (1 - BETAS[0] ** steps), (1 - BETAS[1] ** steps).rsqrt()), 1).to(dtype)
+
+
+def _adam_step(parameters: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Tensor) -> None:
+    mean.lerp_(gradient, 1 - BETAS[0])
+    square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    parameters.sub_(mean * rates[0] / (square.sqrt() * rates[1] + EPS))
+
+
+_adam = fused(_adam_step)
+
+
+@fused
+def _adam_and_follow(
+    parameters: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Tensor, target: Tensor, speed: float
+) -> None:
+    _adam_step(parameters, gradient, mean, square, rates)
+    target.lerp_(parameters, speed)

@@ -1,0 +1,120 @@
+"""Products of many networks' layers with what follows them: PyTorch operations everywhere, one kernel each on a GPU.
+
+Operands ``(S, m, k)`` and ``(S, k, n)`` are floats or halves. What the next product takes is of their type; what is
+learnt by, or put out, is in floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from synther_replay.common.acceleration import fused, has_triton
+
+_LARGEST_HALF = 65504.0
+
+
+def choose_precision(device: torch.device, *, precise: bool = False) -> None:
+    """Say how this process multiplies on a GPU: networks as halves and all else as TF32 or, precisely, all in full."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if precise else "high")
+
+
+def takes_halves(device: torch.device) -> bool:
+    """Whether networks there are multiplied as halves: on a GPU, unless PyTorch is to multiply floats in full."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+
+
+def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this type; what is beyond the range of halves is put at its end."""
+    return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
+
+
+@fused
+def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """``factor * x`` in this type."""
+    return as_type(x * factor, dtype)
+
+
+def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``relu(a @ b + bias)``."""
+    if kernel := _kernel_for(a):
+        return kernel(a, b, bias=bias, relu=True)
+    if a.dtype == torch.half:
+        return as_type(in_floats(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
+    z = torch.bmm(a, b)
+    return z.relu_() if bias is None else _biased_relu(z, bias)
+
+
+def where_open(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
+    """``a @ b`` where `unit`, what a relu put out, is above 0, and 0 elsewhere."""
+    if kernel := _kernel_for(a):
+        return kernel(a, b, unit=unit)
+    if a.dtype == torch.half:
+        return _where_open(in_floats(a, b), unit)
+    return torch.ops.aten.threshold_backward(torch.bmm(a, b), unit, 0)
+
+
+@fused
+def outer_where_open(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
+    """The same for ``k = 1``, which is no work for a product."""
+    wide = column.float() if column.dtype == torch.half else column
+    return as_type(torch.where(unit > 0, wide * row, 0.0), unit.dtype)
+
+
+def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float = 1.0) -> Tensor:
+    """``factor * a @ b + bias``."""
+    if kernel := _kernel_for(a):
+        return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
+    if a.dtype == torch.half:
+        a, b = a.float(), b.float()
+    if bias is not None:
+        return torch.baddbmm(bias, a, b, alpha=factor)
+    z = torch.bmm(a, b)
+    return z if factor == 1 else z * factor
+
+
+def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
+    """Write ``factor * a @ b`` to floats, or add it to them."""
+    if kernel := _kernel_for(a):
+        kernel(a, b, factor=factor, out=out, add=add)
+    elif add:
+        out.add_(in_floats(a, b), alpha=factor)
+    elif factor == 1 and a.dtype == out.dtype:
+        torch.bmm(a, b, out=out)
+    else:
+        torch.mul(in_floats(a, b), factor, out=out)
+
+
+@fused
+def write_sum(d: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
+    """Write ``factor`` times the sum over rows of `d` ``(S, m, n)`` to floats ``(S, 1, n)``, or add it to them."""
+    total = d.sum(1, keepdim=True, dtype=out.dtype) * factor
+    out.copy_(out + total if add else total)
+
+
+def _kernel_for(a: Tensor) -> Callable[..., Tensor] | None:
+    """The kernel for such operands, if there is one; floats are left to the library."""
+    if not _has_kernel(a):
+        return None
+    from synther_replay.benchmarks.agents.networks.triton_matmul import (
+        product,  # which cannot be imported where there is no Triton
+    )
+
+    return product
+
+
+def _has_kernel(a: Tensor) -> bool:
+    return a.dtype == torch.half and a.is_cuda and has_triton()
+
+
+@fused
+def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
+    return (z + bias).relu()
+
+
+@fused
+def _where_open(d: Tensor, unit: Tensor) -> Tensor:
+    return as_type(torch.where(unit > 0, d, 0.0), unit.dtype)

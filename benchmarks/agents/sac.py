@@ -1,0 +1,215 @@
+"""SAC and REDQ for many seeds at once: one stack of networks, one captured graph per environment step.
+
+`updates` critic updates are made per environment step and one of policy and temperature, as in the REDQ code base
+("policy delay"). The policy is fixed while the critics learn, so the rows of all batches and the next actions come from
+one gather and one forward pass; what is left per critic update is three kernels for all seeds together, or some twenty
+where `kernels` cannot be used.
+
+It differs from the REDQ code base (https://github.com/watchernyu/REDQ) in four things. The policy learns by the critics
+as they are after the last critic update of the step, where the original forms its loss just before that update. In a
+run (`online_run`) actions are chosen by the policy before the step's updates and not after them, so that environments
+step while the GPU learns. Log-probabilities are exact, where the original adds 1e-6 under the logarithm. In a run on
+a GPU products take half-precision operands (`kernels`), those of the policy's own update TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay.benchmarks.agents.base import CapturedLearner
+from synther_replay.benchmarks.agents.networks.adam import Adam
+from synther_replay.benchmarks.agents.networks.backend import outputs_for
+from synther_replay.benchmarks.agents.networks.critics import critic_inputs, inputs_of_each, make_critics
+from synther_replay.benchmarks.agents.networks.mlp import (
+    Layers,
+    MlpShape,
+    backward,
+    backward_to_inputs,
+    forward,
+    fused_padded,
+    initialise,
+)
+from synther_replay.benchmarks.agents.replay import StackedReplay
+from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, into_policy, squash
+from synther_replay.common.seeding import generator_for
+
+_PAIR = 2  # target critics of which the smaller value counts
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of the REDQ code base, which the paper used."""
+
+    critics: int = 2
+    updates: int = 20  # of the critics per environment step
+    batch_size: int = 256
+    hidden: int = 256
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    target_speed: float = 0.005  # 1 - polyak
+
+
+class StackedSAC(CapturedLearner):
+    """M independent agents.
+
+    Args:
+        replay: Where their transitions are.
+        target_entropy: Of the policies.
+        settings: Hyper-parameters.
+        seed: The same seed and the same calls give the same agents on the same device.
+    """
+
+    def __init__(
+        self, replay: StackedReplay, target_entropy: float, settings: Hyperparameters | None = None, *, seed: int = 0
+    ) -> None:
+        """Draw the initial networks."""
+        super().__init__(replay.device, seed)
+        self.replay, self.target_entropy, self.agents = replay, target_entropy, replay.agents
+        self.settings = settings = settings or Hyperparameters()
+        spec = replay.spec
+        self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
+        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
+        self.stack = self.agents * settings.critics  # critics of all agents; those of one lie side by side
+        rng = generator_for("cpu", seed, 0)
+        critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
+        # Critics, then their targets: so both can be asked at once.
+        self.values = torch.cat((critics, critics))
+        self.critic = Adam(self.values[: self.stack], settings.learning_rate)
+        self.target = self.values[self.stack :]
+        self.critics = make_critics(
+            self.values,
+            self.critic,
+            self.critic_shape,
+            critics=settings.critics,
+            batch_size=settings.batch_size,
+            target_speed=settings.target_speed,
+        )
+        self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
+        self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
+        self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # that were learnt from
+        self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
+        self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
+        self._learn: dict[bool, Callable[[], None]] = {}
+        self._act = self._captured(self._choose_actions)
+        self.reseed(0)
+
+    def act(self) -> None:
+        """Draw `actions` for `observations`; both keep their place in memory."""
+        self._act()
+
+    def learn(self) -> None:
+        """Make the updates of one environment step; on a GPU they are under way when this returns."""
+        self.prepare()
+        self._learn[self.replay.has_synthetic]()
+
+    def prepare(self) -> None:
+        """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
+        mixed = self.replay.has_synthetic
+        if mixed not in self._learn:
+            self._learn = {mixed: self._captured(self._draw_and_update)}  # there is no way back to the other
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, next_noise: Tensor, left_out: Tensor, policy_noise: Tensor) -> None:
+        """K critic updates and one of policy and temperature, with all randomness given.
+
+        Args:
+            rows: Transitions, ``(M, K, B, dim)``.
+            next_noise: Of the next actions, ``(M, K, B, A)``.
+            left_out: Infinite for the target critics that an update does not ask, else 0; ``(K, M, N)``.
+            policy_noise: Of the actions by which the policy learns, ``(M, B, A)``.
+        """
+        spec, settings = self.replay.spec, self.settings
+        _, updates, batch, _ = rows.shape
+        alpha = self.log_alpha.parameters.exp()
+        following = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
+        next_actions, log_prob = squash(following, next_noise.flatten(1, 2), LOG_STD)
+        next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
+        columns = self.critic_shape.padded_inputs
+        inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
+        rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+        parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
+        rates = self.critic.rates(self.environment_steps * updates, updates)
+        for k in range(updates):
+            self.critics.update(inputs[k], parts[:, :, k], left_out[k], rates[k])
+        self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
+        self.environment_steps += 1
+
+    @torch.no_grad()
+    def beliefs(self, rows: Tensor) -> dict[str, Tensor]:
+        """What the agents think of a batch of transitions ``(M, B, dim)``, and what they were given; each ``(M,)``.
+
+        On average over the states that a policy visits, a right value is near ``(reward + temperature * entropy) /
+        (1 - gamma)`` if episodes do not terminate. `B` is the batch size; for others more would have to be compiled.
+        """
+        spec, critics = self.replay.spec, self.settings.critics
+        observations, actions = rows[..., spec.observations], rows[..., spec.actions]
+        noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)  # none of the learner's
+        log_prob = squash(self._policy_forward(observations)[0], noise, LOG_STD)[1]
+        inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
+        values, _ = forward(Layers.of(self.critic.parameters, self.critic_shape), inputs)
+        return {
+            "reward": rows[..., spec.rewards.start].mean(1),
+            "value": values.view(self.agents, -1).mean(1),
+            "entropy": -log_prob.mean(1),
+            "temperature": self.log_alpha.parameters.exp().squeeze(1),
+        }
+
+    def policy_weights(self) -> Layers:
+        """The policies as they are, on the CPU; `policies_of` in `policies` knows how to use them."""
+        return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
+        moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps}
+
+    def _follow_load(self) -> None:
+        self.critics.refresh()
+
+    def _update_policy(self, observations: Tensor, noise: Tensor, alpha: Tensor) -> None:
+        """One step towards ``min E[alpha log pi - mean over critics of Q]``, one of the temperature."""
+        spec, settings = self.replay.spec, self.settings
+        batch = observations.shape[1]
+        out, kept = self._policy_forward(observations)
+        actions, log_prob = squash(out, noise, LOG_STD)
+        inputs = inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
+        online = Layers.of(self.critic.parameters, self.critic_shape)
+        q, kept_values = forward(online, inputs)
+        d_q = torch.full_like(q, -1 / (settings.critics * batch))
+        d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
+        d_out = into_policy(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
+        backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
+        rates = self.policy.rates(self.environment_steps, 1)[0]
+        self.policy.step(rates)
+        alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
+        self.log_alpha.step(rates)
+
+    def _policy_gradient(self) -> Layers:
+        return Layers.of(self.policy.gradient, self.policy_shape)
+
+    def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Any]:
+        x = fused_padded(observations, columns=self.policy_shape.padded_inputs)
+        return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
+
+    def _draw_and_update(self) -> None:
+        settings, spec = self.settings, self.replay.spec
+        size = (self.agents, settings.updates, settings.batch_size)
+        rows = self.replay.draw(settings.updates, settings.batch_size, self.rng)
+        next_noise = self._normal(*size, spec.action_dim)
+        policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
+        left_out = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
+        if settings.critics > _PAIR:
+            chance = torch.rand(left_out.shape, generator=self.rng, device=self.device)
+            left_out = torch.where(chance.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
+        self.update(rows, next_noise, left_out, policy_noise)
+
+    @torch.no_grad()
+    def _choose_actions(self) -> None:
+        out, _ = self._policy_forward(self.observations.unsqueeze(1))
+        noise = self._normal(self.agents, 1, self.actions.shape[1])
+        self.actions.copy_(squash(out, noise, LOG_STD)[0].squeeze(1))

@@ -1,0 +1,1 @@
+"""What all benchmarks share: command line, provenance, files, resumable runs, processes, statistics."""

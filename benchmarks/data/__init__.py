@@ -1,0 +1,1 @@
+"""D4RL's data sets: found, downloaded, read, or regenerated."""

@@ -1,0 +1,1 @@
+"""Tasks, simulators and parallel environments."""

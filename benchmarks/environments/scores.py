@@ -1,0 +1,47 @@
+"""Tasks of the benchmarks, D4RL's reference returns, and normalised scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Where data are regenerated. D4RL's own versions of these tasks need a simulator that is no longer kept; these are
+# their successors.
+LOCOMOTION = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
+
+TASK_COLUMNS = {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6), "maze2d": (4, 2)}
+"""Numbers in an observation and in an action, by the beginning of a data set's name."""
+
+REFERENCE = {
+    "halfcheetah": (-280.178953, 12135.0),
+    "hopper": (-20.272305, 3234.3),
+    "walker2d": (1.629008, 4592.3),
+    "ant": (-325.6, 3879.7),
+    "maze2d-umaze": (23.85, 161.86),
+    "maze2d-medium": (13.13, 277.39),
+    "maze2d-large": (6.7, 273.99),
+    "antmaze": (0.0, 1.0),
+    "kitchen": (0.0, 4.0),
+}
+"""Returns for the scores 0 and 100, of a random policy and an expert, by the beginning of a data set's name."""
+
+DMC_TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard")
+GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
+TASKS = (*DMC_TASKS, *GYM_TASKS)
+# Returns that count as 0 and as 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random and expert
+# policies; they were measured on earlier versions of the tasks, which makes them a scale and no target.
+REFERENCES = {
+    **dict.fromkeys(DMC_TASKS, (0.0, 1000.0)),
+    **{task: REFERENCE[name] for name, task in LOCOMOTION.items()},
+}
+
+
+def normalise(task: str, returns: np.ndarray) -> np.ndarray:
+    """Scores ``(seeds,)`` on the scale of `REFERENCES`.
+
+    A failed seed (NaN) scores 0, as a random policy would: leaving it out would reward an algorithm that crashes where
+    it does badly.
+    """
+    if task not in REFERENCES:
+        raise ValueError(f"task must be one of {', '.join(REFERENCES)} to be normalised, got {task!r}")
+    low, high = REFERENCES[task]
+    return np.nan_to_num((np.asarray(returns, dtype=float) - low) / (high - low), nan=0.0)

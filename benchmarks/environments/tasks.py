@@ -1,0 +1,167 @@
+"""Continuous control tasks by name, from DeepMind Control and Gymnasium, as the learners of the benchmarks see them.
+
+Observations are flat float32 vectors, actions lie in [-1, 1], an episode is seeded when it begins and from then on
+depends on its actions alone: that is how a run is continued, and how two runs can be compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from synther_replay.benchmarks.environments.scores import TASKS
+from synther_replay.common.seeding import derive_seed
+
+os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and a server has no display
+
+_MAZE = "maze2d-"
+# Target entropies of MBPO, which the REDQ code base took over; any other task has minus the number of actions.
+_MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a learner has to know of a task.
+
+    Attributes:
+        name: As on the command line.
+        suite: "dmc" or "gym".
+        observation_dim: Length of an observation.
+        action_dim: Length of an action.
+        target_entropy: Of the policy.
+    """
+
+    name: str
+    suite: str
+    observation_dim: int
+    action_dim: int
+    target_entropy: float
+
+    @classmethod
+    def named(cls, name: str) -> Task:
+        """Look a task up; an unknown one is refused with the names that are near."""
+        environment, suite = make_environment(name), suite_of(name)
+        entropy = _MBPO_TARGET_ENTROPY.get(name.rpartition("-v")[0]) if suite == "gym" else None
+        if entropy is None:
+            entropy = -float(environment.action_dim)
+        return cls(name, suite, environment.observation_dim, environment.action_dim, entropy)
+
+
+class Step(NamedTuple):
+    """What follows an action; a time limit ends an episode without terminating it."""
+
+    observation: np.ndarray
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class Environment(Protocol):
+    """A task to act in."""
+
+    observation_dim: int
+    action_dim: int
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Begin an episode that depends on the seed alone."""
+
+    def step(self, action: np.ndarray) -> Step:
+        """Take an action in [-1, 1]."""
+
+
+def suite_of(name: str) -> str:
+    """Where a task is from: what Gymnasium does not know, and is no maze, is DeepMind Control's."""
+    return "gym" if name in gym.registry or name.startswith(_MAZE) else "dmc"
+
+
+def make_environment(name: str) -> Environment:
+    """Build a task of DeepMind Control (``domain-task``), Gymnasium or D4RL (``maze2d-size``) by its name."""
+    if name in gym.registry:
+        return _Gymnasium(name, lambda: gym.make(name))
+    if name.startswith(_MAZE):
+        return _Gymnasium(name, lambda: _maze(name.removeprefix(_MAZE)))
+    known = list(gym.registry)
+    try:
+        from dm_control import suite
+        from dm_control.rl.control import PhysicsError
+    except ImportError as error:
+        missing = f"; dm_control, which has others, is not installed ({error})"
+    else:
+        tasks = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+        if name in tasks:
+            return _ControlSuite(name, suite.load(*tasks[name]), PhysicsError)
+        known += tasks
+        missing = ""
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"near are {', '.join(near)}" if near else f"for example {', '.join(TASKS)}"
+    raise ValueError(f"env: there is no task {name!r}, {hint}{missing}")
+
+
+def _maze(size: str) -> gym.Env[Any, Any]:
+    from synther_replay.benchmarks.environments.maze2d import Maze2d  # needs MuJoCo, which other tasks do not
+
+    return Maze2d(size)
+
+
+class _Gymnasium:
+    def __init__(self, name: str, make: Callable[[], gym.Env[Any, Any]]) -> None:
+        try:
+            self._env = make()
+        except (gym.error.DependencyNotInstalled, ImportError) as error:
+            raise ValueError(f"env: {name} needs more than is installed: {error}") from error
+        observations, actions = self._env.observation_space, self._env.action_space
+        boxes = isinstance(observations, gym.spaces.Box) and isinstance(actions, gym.spaces.Box)
+        if not boxes or not np.isfinite([actions.low, actions.high]).all():
+            raise ValueError(f"env: expected vectors and bounded actions, {name} has {observations} and {actions}")
+        self.observation_dim, self.action_dim = int(np.prod(observations.shape)), int(np.prod(actions.shape))
+        self._shape, self._low, self._high = actions.shape, actions.low, actions.high
+
+    def reset(self, seed: int) -> np.ndarray:
+        return self._flat(self._env.reset(seed=seed)[0])
+
+    def step(self, action: np.ndarray) -> Step:
+        scaled = self._low + (action.reshape(self._shape) + 1) * 0.5 * (self._high - self._low)
+        observation, reward, terminated, truncated, _ = self._env.step(scaled)
+        return Step(self._flat(observation), float(reward), bool(terminated), bool(truncated))
+
+    def _flat(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(observation, np.float32).reshape(-1)
+
+
+class _ControlSuite:
+    def __init__(self, name: str, env: Any, physics_error: type[Exception]) -> None:
+        self._env, self._physics_error = env, physics_error
+        if not np.isfinite(env._step_limit):
+            raise ValueError(f"env: {name} has no time limit, so an evaluation of it may never end")
+        actions = env.action_spec()
+        self._low, self._high = actions.minimum, actions.maximum
+        self.action_dim = int(np.prod(actions.shape))
+        self.observation_dim = sum(int(np.prod(spec.shape)) for spec in env.observation_spec().values())
+
+    def reset(self, seed: int) -> np.ndarray:
+        # A task draws from this state alone, and only when an episode begins.
+        self._env.task._random = np.random.RandomState(seed % 2**32)
+        return self._flat(self._env.reset())
+
+    def step(self, action: np.ndarray) -> Step:
+        try:
+            after = self._env.step(self._low + (action.astype(np.float64) + 1) * 0.5 * (self._high - self._low))
+        except self._physics_error:  # the simulation blew up: Gymnasium gives numbers that are none, so do the same
+            return Step(np.full(self.observation_dim, np.nan, np.float32), math.nan, False, False)
+        terminated = bool(after.last() and after.discount == 0)
+        return Step(self._flat(after), float(after.reward), terminated, bool(after.last() and not terminated))
+
+    def _flat(self, step: Any) -> np.ndarray:
+        return np.concatenate([np.ravel(part) for part in step.observation.values()]).astype(np.float32)
+
+
+def agent_seed(seed: int) -> int:
+    """What an agent's episodes are derived from, in training and evaluation: near seeds give unrelated episodes."""
+    return derive_seed(seed, 5)

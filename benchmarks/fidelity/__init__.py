@@ -1,0 +1,1 @@
+"""How close synthetic rows are to real ones: behind `generator_fidelity.py`."""

@@ -1,0 +1,120 @@
+"""What speed costs in fidelity: solver x steps x precision on one fitted model, on real replay data.
+
+    python benchmarks/collect.py --env HalfCheetah-v5 --train-steps 80000 --rows 100000 --out halfcheetah.npz
+    python benchmarks/samplers.py --data halfcheetah.npz --out benchmarks/results/samplers.json
+
+Models are fitted with the `paper` preset, once in fp32 and once in bf16, and with `fast`; then each sampler draws as
+many rows as there are real ones from the same weights. The yardstick is the paper's sampler, 128 steps of stochastic
+Heun, in fp32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
+from synther_replay.benchmarks.common.files import write_json
+from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.benchmarks.common.timing import synchronise
+from synther_replay.common.checks import resolve_device
+from synther_replay.metrics import fidelity
+
+FIELDS = ("observations", "actions", "rewards", "next_observations", "terminated")
+HEADER = ("trained", "solver", "steps", "precision", "marginal", "correlation", "seconds")
+
+
+def load_transitions(path: Path, device: torch.device) -> Transitions:
+    """Rows of a file written by `collect.py`."""
+    data = np.load(path)
+    actions, observations = data["actions"], data["observations"]
+    spec = TransitionSpec.from_spaces(
+        gym.spaces.Box(-np.inf, np.inf, observations.shape[1:]), gym.spaces.Box(-1, 1, actions.shape[1:])
+    )
+    return Transitions.from_arrays(spec, *(data[name] for name in FIELDS), device=device)
+
+
+def variants() -> list[dict[str, Any]]:
+    """Sampler settings to compare, the paper's first."""
+    published = {"sigma_min": 0.002, "sigma_max": 80.0, "rho": 7.0}
+    narrow = {"sigma_min": 0.005, "sigma_max": 20.0, "rho": 9.0}
+    heun = [{"solver": "heun", "sampling_steps": n, "churn": 80.0, **published} for n in (128, 64, 32, 18)]
+    plain = [{"solver": "heun", "sampling_steps": n, "churn": 0.0, **published} for n in (32, 18)]
+    multistep = [
+        {"solver": "dpm_solver_2m", "sampling_steps": n, "eta": eta, **span}
+        for eta, span in ((0.0, published), (1.0, published), (0.0, narrow))
+        for n in (32, 24, 18, 12)
+    ]
+    return [*heun, *plain, *multistep]
+
+
+def describe(config: GeneratorConfig) -> str:
+    """The solver's name with what makes it stochastic, and its noise levels."""
+    noise = {"heun": f"churn {config.churn:g}", "dpm_solver_2m": f"eta {config.eta:g}"}
+    return f"{config.solver}, {noise[config.solver]}, sigma {config.sigma_min:g}..{config.sigma_max:g}"
+
+
+def draw(
+    trained: DiffusionGenerator, label: str, real: Transitions, changes: dict[str, Any], precision: str
+) -> dict[str, Any]:
+    """Sample with other settings from the weights of `trained`, and compare with the real rows."""
+    config = replace(trained.config, precision=precision, **changes)
+    generator = DiffusionGenerator(real.spec, config, device=trained.device)
+    generator.load_state_dict(trained.state_dict())
+    generator.sample(min(len(real), config.chunk))
+    synchronise(trained.device)
+    begun = time.perf_counter()
+    synthetic = generator.sample(len(real))
+    synchronise(trained.device)
+    elapsed = time.perf_counter() - begun
+    result = fidelity(real, synthetic)
+    values = (label, describe(config), config.sampling_steps, precision)
+    return dict(zip(HEADER, (*values, result.marginal, result.correlation, elapsed), strict=True))
+
+
+def compare(real: Transitions, device: torch.device, steps: int | None) -> list[dict[str, Any]]:
+    """The whole table."""
+    rows = []
+    changes = {} if steps is None else {"steps": steps}
+    for precision in ("fp32", "bf16"):
+        paper = DiffusionGenerator(real.spec, GeneratorConfig.paper(precision=precision, **changes), device=device)
+        report = paper.fit(real)
+        label = f"paper, {precision}, {report.steps} steps, {report.seconds:.0f} s"
+        for setting in variants() if precision == "bf16" else variants()[:1]:
+            rows += [draw(paper, label, real, setting, sampling) for sampling in ("fp32", "bf16")]
+            print(".", end="", flush=True)
+    fast = DiffusionGenerator(real.spec, GeneratorConfig.fast(**changes), device=device)
+    report = fast.fit(real)
+    label = f"fast, {report.steps} steps, {report.seconds:.1f} s"
+    rows += [draw(fast, label, real, setting, "bf16") for setting in (variants()[0], {})]
+    print()
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="file written by collect.py")
+    parser.add_argument("--steps", type=int, help="training steps instead of the presets' own, for a quick look")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="JSON to write")
+    args = parser.parse_args()
+    device = resolve_device(args.device)
+    real = load_transitions(args.data, device)
+    rows = compare(real, device, args.steps)
+    print(markdown_table(HEADER, [[row[key] for key in HEADER] for row in rows]))
+    if args.out:
+        result = {"data": args.data.name, "real_rows": len(real), "table": rows}
+        write_json(args.out, {**result, **origin(device)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The result of fidelity.py as tables in Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synther_replay.benchmarks.common.formatting import markdown_table
+
+NAMES = {"real": "real rows, fitted to", "held-out": "real rows, held out", "noise": "real rows with noise"}
+FEW = 20  # rows of an interval of distances, below which their median says little
+
+
+def tables(content: dict[str, Any]) -> str:
+    """All of them, with what a reader must know.
+
+    Args:
+        content: The result, as in its file.
+    """
+    sources = content["sources"]
+    parts = [
+        f"{content['dataset']} ({content['data']}): {content['rows']} of {content['set_rows']} rows fitted to and as "
+        f"many generated, {content['held_out_rows']} held out.",
+        fidelity_table(sources),
+        "Closer to training: share of rows, 0.5 without memorisation. Ratio: median distance to the training rows over "
+        "that of held-out rows.",
+        compression_table(content),
+    ]
+    if content["simulator"] is None:
+        return "\n\n".join([*parts, "Nothing is said of the dynamics: there is no simulator."])
+    parts += [
+        f"Dynamics by {content['simulator']}: squared error of the next observation (mean over its columns) and the "
+        "reward. Distance: from observation and action to the nearest row fitted to, in standard deviations. Clipped: "
+        "rows with a velocity at or near its bound, which tell no state. Noise: normal, of a tenth of each column's "
+        "deviation, the same on both observations.",
+        dynamics_table(sources),
+        f"Median squared error of the next observation by distance, where there are {FEW} rows or more:",
+        distance_table(sources),
+    ]
+    return "\n\n".join(parts)
+
+
+def title(name: str) -> str:
+    """Of a source of rows."""
+    return NAMES.get(name, name)
+
+
+def fidelity_table(sources: dict[str, Any]) -> str:
+    """Likeness, memorisation and time."""
+    header = ("rows", "marginal", "worst column", "correlation", "closer to training", "ratio", "fit, s", "generate, s")
+    lines = []
+    for name, entry in sources.items():
+        if "failed" in entry:
+            lines.append([name, "failed", *[None] * 6])
+        elif "marginal" in entry:
+            memory = entry["memorisation"] or {}
+            likeness = entry["marginal"], min(entry["marginal_by_column"]), entry["correlation"]
+            seconds = entry.get("fit_seconds"), entry.get("sample_seconds")
+            lines.append([title(name), *likeness, memory.get("share_closer"), memory.get("ratio"), *seconds])
+    return markdown_table(header, lines)
+
+
+def compression_table(content: dict[str, Any]) -> str:
+    """Numbers in the data over parameters."""
+    counts = {"rows fitted to": ("rows", "fitted"), "whole set": ("set_rows", "whole_set")}
+    lines = [
+        [name, data, content[rows] * content["row_size"], entry["parameters"], entry["compression"][key]]
+        for name, entry in content["sources"].items()
+        if "compression" in entry
+        for data, (rows, key) in counts.items()
+    ]
+    return markdown_table(("model", "data", "numbers", "parameters", "compression"), lines)
+
+
+def dynamics_table(sources: dict[str, Any]) -> str:
+    """Distances and errors over all rows of each source."""
+    header = ("rows", "distance, 10 %", "median", "90 %", "next observation, median", "mean", "reward, median", "mean")
+    lines = []
+    for name, found in _dynamics(sources).items():
+        distance, following, reward = (found.get(key, {}) for key in ("distance", "next_observation_mse", "reward_mse"))
+        numbers = [distance.get(key) for key in ("p10", "median", "p90")]
+        numbers += [part.get(key) for part in (following, reward) for key in ("median", "mean")]
+        lines.append([title(name), *numbers, found["answered"], found["clipped"]])
+    return markdown_table((*header, "answered", "clipped"), lines)
+
+
+def distance_table(sources: dict[str, Any]) -> str:
+    """Errors by distance, a column per source."""
+    # the rows fitted to are at distance 0 all of them
+    by_source = {
+        name: {part["from"]: part for part in found["bins"] if part["rows"] >= FEW}
+        for name, found in _dynamics(sources).items()
+        if name != "real"
+    }
+    intervals = {start: part["to"] for bins in by_source.values() for start, part in bins.items()}
+    lines = []
+    for start in sorted(intervals):
+        parts = [bins.get(start) for bins in by_source.values()]
+        cells = [part and part["next_observation_mse"]["median"] for part in parts]
+        end = "" if intervals[start] is None else f"{intervals[start]:.3g}"
+        lines.append([f"{start:.3g} to {end}", *cells])
+    return markdown_table(("distance", *map(title, by_source)), lines)
+
+
+def _dynamics(sources: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry["dynamics"] for name, entry in sources.items() if entry.get("dynamics")}

@@ -1,0 +1,1 @@
+"""The offline benchmark behind `offline_d4rl.py`."""

@@ -1,0 +1,124 @@
+"""Synthetic rows of a data set: made once for all runs that share them, and kept in files for those to come.
+
+To fit a generator and draw five million rows takes a while, with the paper's settings as long as to learn from them,
+and a run that is continued must find the same rows again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import synther_replay
+from synther_replay import CheckpointError, Transitions
+from synther_replay.adapters import corl
+from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.benchmarks.data.registry import Dataset
+from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
+
+KIND = "upsampled rows"
+
+
+class Upsampled:
+    """Makes the rows, or finds them.
+
+    Args:
+        folder: Of the files, some 200 bytes per row; None to keep none.
+        device: Where to fit.
+    """
+
+    def __init__(self, folder: Path | None, device: torch.device) -> None:
+        """Make nothing yet."""
+        self.folder, self.device = folder, device
+        self._last: tuple[dict[str, Any], Transitions, dict[str, Any]] | None = None  # the last only: it is large
+
+    def rows(self, cell: Cell, dataset: Dataset) -> tuple[Transitions, dict[str, Any]]:
+        """The synthetic rows of a cell, and what there is to say of how they were made."""
+        key = self._key(cell, dataset)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # its memory first
+            path = self._path(cell, key)
+            found = self._read(path, key) or self._make(cell, dataset, path, key)
+            self._last = key, Transitions(dataset.spec(), found["rows"].to(self.device)), found["about"]
+        return self._last[1], self._last[2]
+
+    def _key(self, cell: Cell, dataset: Dataset) -> dict[str, Any]:
+        """Everything that the rows depend on."""
+        return {
+            "dataset": cell.dataset,
+            "real": dataset.digest(),
+            "rows": cell.synthetic_rows(len(dataset)),
+            "seed": cell.first_seed,
+            "generator": json.loads(json.dumps(cell.generator_config().to_json())),
+            "device": self.device.type,
+            "code": _code(),
+        }
+
+    def _path(self, cell: Cell, key: dict[str, Any]) -> Path | None:
+        if self.folder is None:
+            return None
+        return self.folder / f"{cell.dataset}-{_digest(json.dumps(key, sort_keys=True).encode())}.safetensors"
+
+    def _read(self, path: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
+        if path is None or not path.exists():
+            return None
+        try:
+            found = load_checkpoint(path, KIND)
+        except CheckpointError as error:
+            warnings.warn(f"{error}; its rows are made again", stacklevel=2)
+            return None
+        return found if found["key"] == key else None
+
+    def _make(self, cell: Cell, dataset: Dataset, path: Path | None, key: dict[str, Any]) -> dict[str, Any]:
+        """Upsample through the adapter that CORL's own files would use."""
+        sizes = dataset.observations.shape[1], dataset.actions.shape[1], len(dataset)
+        reach = float(max(1.0, np.abs(dataset.actions).max()))
+        buffer = corl.ReplayBuffer(
+            *sizes, self.device, generator=cell.generator_config(), max_action=reach, seed=cell.first_seed
+        )
+        buffer.load_d4rl_dataset(dataset.to_qlearning())
+        report = buffer.upsample(key["rows"])
+        assert buffer.synthetic is not None
+        about = {
+            "fit_seconds": round(report.fit_seconds, 2),
+            "generate_seconds": round(report.sample_seconds, 2),
+            "fit_steps": report.fit.steps,
+            "held_out_loss": report.fit.held_out_loss,
+            "generator_commit": origin(self.device)["commit"],
+        }
+        made = {"key": key, "about": about, "rows": buffer.synthetic.rows}
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_checkpoint(path, KIND, made)
+            except OSError as error:
+                why = error.__cause__ or error  # without the path, which is said already
+                warnings.warn(
+                    f"{path}: the rows cannot be kept ({why}); this run goes on, but the next has to make them again",
+                    stacklevel=2,
+                )
+        return made
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+@cache
+def _code() -> str:
+    """Changes with the library: rows of other code are not taken for those of this."""
+    return _digest(b"".join(path.read_bytes() for path in _files()))
+
+
+def _files() -> list[Path]:
+    """What makes the rows; the adapters may lie elsewhere than the rest of the library."""
+    folders = {Path(str(module.__file__)).resolve().parent for module in (synther_replay, corl)}
+    return sorted({path for folder in folders for path in folder.rglob("*.py")} | {Path(__file__).resolve()})

@@ -1,0 +1,148 @@
+"""The agents of all seeds in an online run: networks, transitions, generator, and the way to the environments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
+from synther_replay.benchmarks.agents.replay import StackedReplay
+from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
+from synther_replay.benchmarks.common.timing import synchronise
+from synther_replay.benchmarks.environments.parallel import Steps
+from synther_replay.benchmarks.environments.tasks import Task
+from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
+from synther_replay.common.seeding import derive_seed
+from synther_replay.generator import FitReport
+
+_LATEST = 1_000  # transitions by which beliefs are judged: an episode of most tasks
+
+
+class Agents:
+    """M agents with what they learn from.
+
+    Args:
+        settings: Of the run.
+        task: Its task.
+        device: Where to learn.
+
+    Attributes:
+        observations: Where the next actions are taken, ``(M, O)`` on the CPU.
+        actions: The next actions, ``(M, A)`` on the CPU.
+    """
+
+    def __init__(self, settings: Settings, task: Task, device: torch.device) -> None:
+        """Draw the initial networks."""
+        self.device = device
+        box = gym.spaces.Box(-np.inf, np.inf, (task.observation_dim,))
+        self.spec = TransitionSpec.from_spaces(box, gym.spaces.Box(-1, 1, (task.action_dim,)))
+        self.schedule = settings.retrain_schedule() if settings.synthetic else None
+        self.replay = StackedReplay(
+            self.spec,
+            settings.seeds,
+            capacity=settings.steps,
+            synthetic=self.schedule.rows if self.schedule else 0,
+            real_ratio=settings.real_ratio if self.schedule else 1.0,
+            device=device,
+        )
+        hyper = Hyperparameters(critics=ALGORITHMS[settings.algo].critics, updates=settings.utd)
+        seed = settings.first_seed
+        self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
+        self.generator = None
+        if self.schedule:
+            config = settings.generator_config()
+            seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
+            self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._row, self.observations, self.actions = (
+            torch.zeros(settings.seeds, width, pin_memory=device.type == "cuda")
+            for width in (self.spec.dim, task.observation_dim, task.action_dim)
+        )
+
+    def take_in(self, after: Steps) -> None:
+        """Store what followed the actions; of an agent that failed, zeros."""
+        self.await_copies()  # out of the memory that is written to here
+        spec, row = self.spec, self._row.numpy()
+        row[:, spec.observations] = self.observations.numpy()
+        row[:, spec.actions] = self.actions.numpy()
+        row[:, spec.rewards.start] = after.rewards
+        row[:, spec.next_observations] = after.following
+        row[:, spec.terminated.start] = after.terminated
+        row[after.failed] = 0.0
+        self.replay.add(self._row)
+        self._note_copies()
+        self.observations.numpy()[:] = after.observations
+
+    def act(self) -> None:
+        """Begin to choose the next actions; they are there after `await_copies`."""
+        self.learner.observations.copy_(self.observations, non_blocking=True)
+        self.learner.act()
+        self.actions.copy_(self.learner.actions, non_blocking=True)
+        self._note_copies()
+
+    def await_copies(self) -> None:
+        """Wait for rows and actions on their way to and from the GPU, though not for what it was given to do since."""
+        if self._copied:
+            self._copied.synchronize()
+
+    def _note_copies(self) -> None:
+        if self._copied:
+            self._copied.record()
+
+    def warm_up(self) -> None:
+        """Have everything compiled that fits and generates, on a model and rows that are thrown away."""
+        if self.generator is None or self.schedule is None:
+            return
+        config = replace(self.generator.config, steps=self.generator.config.average_every)
+        throwaway = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
+        rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
+        rows[..., self.spec.terminated] = 0.0
+        throwaway.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
+        throwaway.sample(1)  # computes a whole chunk
+
+    def fit(self) -> FitReport:
+        """Fit the generator to all real transitions."""
+        assert self.generator is not None
+        return self.generator.fit(self.replay.transitions(), progress=False)
+
+    def generate(self) -> None:
+        """Replace the synthetic transitions."""
+        assert self.generator is not None and self.schedule is not None
+        self.replay.replace_synthetic(self.generator.sample(self.schedule.rows))
+        synchronise(self.device)
+
+    def beliefs(self) -> dict[str, list[float]]:
+        """What each agent thinks of its latest transitions, a batch spread evenly over `_LATEST`; see the learner's."""
+        count, batch = self.replay.count, self.learner.settings.batch_size
+        places = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
+        found = self.learner.beliefs(self.replay.real[:, places.to(self.device)])
+        return {name: each.tolist() for name, each in found.items()}
+
+    def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
+        """The last actions of each agent, as many as `lengths` ``(M,)`` says."""
+        count = self.replay.count
+        taken = self.replay.real[:, :count, self.spec.actions].cpu().numpy()
+        return [own[count - length :] for own, length in zip(taken, lengths, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that they go on from."""
+        return {
+            "learner": self.learner.state_dict(),
+            "replay": self.replay.state_dict(),
+            "generator": self.generator.state_dict() if self.generator else None,
+            "actions": self.actions,
+            "observations": self.observations,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, in place."""
+        self.learner.load_state_dict(state["learner"])
+        self.replay.load_state_dict(state["replay"])
+        if self.generator:
+            self.generator.load_state_dict(state["generator"])
+        self.actions.copy_(state["actions"])
+        self.observations.copy_(state["observations"])

@@ -1,0 +1,112 @@
+"""Reading the result files of the online benchmark, which are checked before anything is drawn from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from synther_replay.benchmarks.environments.scores import TASKS
+
+SUBJECT = "synther-fast"  # what the others are compared with
+KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
+# the last four are where a number comes from, without which it is not published
+KEYS = ("env", "algo", "preset", "seeds", "utd", "steps", "curve", "wall_seconds")
+KEYS += ("machine", "versions", "command", "commit")
+PARTS = ("env", "learner", "fit", "generate", "evaluate")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result file: all seeds of an algorithm on a task.
+
+    Attributes:
+        path: Where it was read.
+        task: Name of the environment.
+        algorithm: File name without its ending, e.g. `synther-fast`.
+        budget: Environment steps that the run was meant to last.
+        steps: Where the policy was evaluated, ``(points,)``, rising.
+        returns: Of every seed there, ``(seeds, points)``; NaN where the seed had failed.
+        wall_seconds: `total` and those of its `PARTS` that were counted, of all seeds together.
+        machine: What it ran on, in words.
+    """
+
+    path: Path
+    task: str
+    algorithm: str
+    budget: int
+    steps: np.ndarray
+    returns: np.ndarray
+    wall_seconds: Mapping[str, float]
+    machine: str
+
+    def at(self, step: int) -> np.ndarray:
+        """Returns ``(seeds,)`` of the evaluation at `step`."""
+        if step not in self.steps:
+            span = f"{len(self.steps)} entries from step {self.steps[0]} to {self.steps[-1]}"
+            raise ValueError(f"{self.path}: expected an entry of the curve at step {step}, got {span}")
+        return self.returns[:, int(np.searchsorted(self.steps, step))]
+
+
+def read_run(path: Path) -> Run:
+    """Read and check one result file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got a damaged file: {error}") from error
+    _expect(isinstance(content, dict), path, "a JSON object")
+    missing = [key for key in KEYS if key not in content]
+    _expect(not missing, path, f"the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
+    form = 'curve to be a list of {"step": int, "returns": [a number or null for each of the seeds]}, steps rising'
+    try:
+        steps = np.array([point["step"] for point in content["curve"]])
+        returns = np.array([point["returns"] for point in content["curve"]], dtype=float).T
+        seeds = len(content["seeds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected {form}: {error!r}") from error
+    _expect(isinstance(content["steps"], int), path, f"steps to be a number of steps, got {content['steps']!r}")
+    rising = steps.dtype.kind == "i" and bool((np.diff(steps) > 0).all())
+    _expect(rising and seeds > 0 and returns.shape == (seeds, len(steps)), path, form)
+    wall = content["wall_seconds"]
+    timed = isinstance(wall, dict) and all(isinstance(wall.get(part, 0), int | float) for part in ("total", *PARTS))
+    parts = f"numbers for those of {', '.join(PARTS)} that are there"
+    _expect(timed and wall.get("total", 0) > 0, path, f"wall_seconds of total (positive), and {parts}")
+    # a file that was copied or renamed would be drawn as something it is not
+    named = (content["algo"], f"{content['algo']}-{content['preset']}")
+    _expect(content["env"] == path.parent.name, path, f"env to be the folder's name, not {content['env']!r}")
+    _expect(path.stem in named or path.stem not in KNOWN, path, f"algo and preset as in the file's name, got {named}")
+    returns[~np.isfinite(returns)] = np.nan
+    machine = json.dumps(content["machine"], sort_keys=True)
+    return Run(path, content["env"], path.stem, content["steps"], steps, returns, wall, machine)
+
+
+def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequence[str] | None = None) -> list[Run]:
+    """The result files of a folder, by default of the six tasks and the known algorithms; what is named must exist."""
+    names = [f"{task}/{name}.json" for task in tasks or TASKS for name in algorithms or KNOWN]
+    paths = [folder / name for name in dict.fromkeys(names)]
+    runs = [read_run(path) for path in paths if path.is_file()]
+    _expect(bool(runs), folder, f"result files such as {names[0]}, found none")
+    for task in tasks or ():
+        _expect(any(run.task == task for run in runs), folder / task, "result files, found none")
+    for name in algorithms or ():
+        _expect(
+            any(run.algorithm == name for run in runs), folder, f"a file {name}.json in a task's folder, found none"
+        )
+    return runs
+
+
+def reported_step(runs: Sequence[Run], step: int | None = None) -> int:
+    """The step that the table is about: `step`, or the end of the shortest run; all must have been evaluated there."""
+    if step is None:
+        step = min(run.budget for run in runs)
+    for run in runs:
+        run.at(step)
+    return step
+
+
+def _expect(condition: bool, path: Path, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{path}: expected {what}")

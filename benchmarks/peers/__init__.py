@@ -1,0 +1,1 @@
+"""Other implementations, run beside ours."""

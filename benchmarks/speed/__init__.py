@@ -1,0 +1,1 @@
+"""Timings behind `throughput.py`."""

@@ -1,0 +1,1 @@
+"""What every part uses: device checks, seeds, compiled and captured functions."""

@@ -1,0 +1,1 @@
+"""Transitions: layout, checks, and the codec to and from the matrix that a generator models."""

@@ -1,0 +1,67 @@
+"""The options that all adapters take under the same names, and the source of synthetic rows made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.config import GeneratorConfig
+from synther_replay.data.transitions import TransitionSpec
+from synther_replay.generator import DiffusionGenerator
+from synther_replay.protocols import Generator, RealTransitions
+from synther_replay.replay.mixing import check_real_ratio
+from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.source import SyntheticSource
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a user may say about the synthetic rows, checked where it comes in.
+
+    Attributes:
+        real_ratio: Share of each batch that is real; 1 is plain replay.
+        generator: Settings of a diffusion model, or a generator of another kind; None as fits the device.
+        schedule: When to refit and how many rows to generate; None as fits the device.
+        synthetic_capacity: Most synthetic rows to hold.
+        seed: Of generator and sampling order; None takes the one that `torch.manual_seed` was last called with.
+    """
+
+    real_ratio: float = 0.5
+    generator: GeneratorConfig | Generator | None = None
+    schedule: RetrainSchedule | None = None
+    synthetic_capacity: int = 1_000_000
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, by name and value."""
+        check_real_ratio(self.real_ratio)
+        if not isinstance(self.generator, GeneratorConfig | Generator | None):
+            raise TypeError(
+                f"generator: expected a GeneratorConfig or an object with fit and sample, got {self.generator!r}"
+            )
+        if not isinstance(self.schedule, RetrainSchedule | None):
+            raise TypeError(f"schedule: expected a RetrainSchedule, got {self.schedule!r}")
+        whole_number("synthetic_capacity", self.synthetic_capacity)
+        seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
+        object.__setattr__(self, "seed", seed)
+
+    def build(
+        self, real: RealTransitions, spec: TransitionSpec, device: torch.device | str | None = None
+    ) -> SyntheticSource:
+        """A source of synthetic rows on a device; None takes the one of the generator, or the CPU."""
+        assert self.seed is not None  # since __post_init__
+        generator = self.generator
+        if generator is None or isinstance(generator, GeneratorConfig):
+            generator = DiffusionGenerator(spec, generator, device=resolve_device(device or "cpu"), seed=self.seed)
+        return SyntheticSource(
+            real,
+            generator,
+            spec=spec,
+            real_ratio=self.real_ratio,
+            capacity=self.synthetic_capacity,
+            schedule=self.schedule,
+            device=device,
+            seed=self.seed,
+        )

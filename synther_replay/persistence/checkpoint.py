@@ -1,0 +1,128 @@
+"""One file for a tree of tensors and JSON values: versioned, atomic, loaded without executing code.
+
+The file is a safetensors file. It holds the tensors of the tree, numbered; its header holds the rest of the tree as
+JSON, in which each tensor is described by number, type, shape and checksum, and a checksum of the header itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from synther_replay.errors import CheckpointError
+from synther_replay.persistence.atomic import replacing
+
+FORMAT = "synther_replay"
+VERSION = 1
+_TENSOR = "__tensor__"  # the one key that a state may not use
+
+
+def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
+    """Write `state` to `path` in one step: whatever happens, the old file or the new one is there whole.
+
+    Args:
+        path: The file; its folder must exist.
+        kind: What the state describes; `load_checkpoint` must ask for the same.
+        state: A tree of dicts with string keys, lists, tuples (which come back as lists), tensors, strings, numbers,
+            booleans and None.
+
+    Raises:
+        TypeError: The state holds anything else.
+        FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written, as where the disk is full.
+    """
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_take_tensors(state, tensors))
+    header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
+    header["checksum"] = _header_checksum(header)
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata=header)
+        except SafetensorError as error:  # which is how it says that a disk is full, or a folder not to be written to
+            raise OSError(f"{path}: cannot be written ({error})") from error
+
+
+def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
+    """Read a state back, its tensors on the CPU.
+
+    Raises:
+        CheckpointError: The file is missing, truncated, damaged, of another origin or kind, or of a newer version.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"path: {path} is no file" if path.exists() else f"path: there is no file {path}")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            header = file.metadata() or {}
+            _check_header(path, header, kind)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, UnicodeError) as error:
+        raise CheckpointError(f"path: {path} is truncated or not a checkpoint of this library ({error})") from error
+    try:
+        state = _put_tensors(json.loads(header["tree"]), tensors)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"path: {path} is damaged ({error})") from error
+    if tensors:
+        raise CheckpointError(f"path: {path} is damaged, it holds tensors that belong nowhere: {sorted(tensors)}")
+    assert isinstance(state, dict)
+    return state
+
+
+def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"path: {path} was not written by this library")
+    version = header.get("version", "")
+    if not version.isdecimal() or int(version) > VERSION:
+        raise CheckpointError(f"path: {path} has format version {version!r}; this release reads up to {VERSION}")
+    if header.get("checksum") != _header_checksum(header):
+        raise CheckpointError(f"path: {path} is damaged, its header does not match its checksum")
+    if header.get("kind") != kind:
+        raise CheckpointError(f"path: {path} holds a {header.get('kind')!r}, expected a {kind!r}")
+
+
+def _header_checksum(header: dict[str, str]) -> str:
+    return str(zlib.crc32("\n".join(header.get(k, "") for k in ("format", "version", "kind", "tree")).encode()))
+
+
+def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Replace every tensor of the tree by its description, and collect them."""
+    if isinstance(node, Tensor):
+        name = str(len(tensors))
+        tensors[name] = node.detach().cpu().contiguous().clone()
+        return {_TENSOR: name, **_describe(tensors[name])}
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str) or key == _TENSOR:
+                raise TypeError(f"state: expected strings as keys, and not {_TENSOR!r}, got {key!r}")
+        return {key: _take_tensors(value, tensors) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_take_tensors(value, tensors) for value in node]
+    return node
+
+
+def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse; takes the tensors out of `tensors`, and refuses one that is not as described."""
+    if isinstance(node, dict):
+        if _TENSOR not in node:
+            return {key: _put_tensors(value, tensors) for key, value in node.items()}
+        tensor = tensors.pop(node[_TENSOR])
+        if node != {_TENSOR: node[_TENSOR], **_describe(tensor)}:
+            raise ValueError(f"tensor {node[_TENSOR]} does not match its description")
+        return tensor
+    if isinstance(node, list):
+        return [_put_tensors(value, tensors) for value in node]
+    return node
+
+
+def _describe(tensor: Tensor) -> dict[str, Any]:
+    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(data)}

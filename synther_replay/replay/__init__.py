@@ -1,0 +1,1 @@
+"""The buffer: store, mixing, schedule, and what composes them."""

@@ -1,0 +1,83 @@
+"""SyntheticReplayBuffer: a real replay buffer, a generator that is refitted to it, and batches of both."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from synther_replay.data.transitions import Transitions
+from synther_replay.persistence.checkpoint import save_checkpoint
+from synther_replay.protocols import RealBuffer, Stateful
+from synther_replay.replay.source import SyntheticSource, stateful
+
+
+class SyntheticReplayBuffer(SyntheticSource):
+    """Wraps any real buffer and mixes generated transitions into its batches.
+
+    The loop around it is that of any replay buffer::
+
+        buffer = SyntheticReplayBuffer(RingBuffer(spec, 1_000_000), DiffusionGenerator(spec))
+        while training:
+            buffer.add(observation, action, reward, next_observation, terminated)
+            batch = buffer.sample(256)     # refits the generator first when the schedule says so
+
+    Args:
+        real: Holds the real transitions; `RingBuffer`, or anything with the methods of `RealBuffer`.
+        generator: As the other arguments, see `SyntheticSource`.
+    """
+
+    kind = "synthetic replay buffer"
+    _needs = RealBuffer
+    real: RealBuffer
+
+    def __len__(self) -> int:
+        """Number of real transitions."""
+        return len(self.real)
+
+    def add(self, *fields: Any) -> None:
+        """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
+        if len(fields) == 1 and isinstance(fields[0], Transitions):
+            transitions = fields[0]
+            transitions.check()
+        elif len(fields) == 5:
+            transitions = Transitions.from_arrays(self.spec, *fields)
+        else:
+            raise TypeError(f"add: expected Transitions or five fields, got {len(fields)} arguments")
+        self.real.add(transitions)
+        self.steps += transitions.rows[..., 0].numel()
+
+    def sample(self, batch_size: int) -> Transitions:
+        """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refresh if one is due."""
+        drawn = self.draw(batch_size)
+        real = batch_size if drawn is None else len(drawn[1])
+        if real and not len(self.real):
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+        if drawn is None:
+            return self.real.sample(batch_size).to(self.device)
+        batch, places = drawn
+        if real:
+            rows = self.real.sample(real).rows
+            if rows.shape[0] != real:
+                raise ValueError(f"real: its sample({real}) gave {rows.shape[0]} rows")
+            batch.rows.index_copy_(0, places, rows.to(self.device))
+        return batch
+
+    def save(self, path: str | os.PathLike[str], *, include_real: bool = True) -> None:
+        """Write real rows, generator, store, schedule and random state to one file; see `checkpoint`.
+
+        Args:
+            path: The file.
+            include_real: False leaves the real buffer out, for those that are saved by their own means.
+        """
+        save_checkpoint(path, self.kind, self.state_dict(include_real=include_real))
+
+    def state_dict(self, *, include_real: bool = True) -> dict[str, Any]:
+        """A copy of everything that the next calls depend on."""
+        real = stateful(self.real, "real").state_dict() if include_real else None
+        return {**super().state_dict(), "real": real}
+
+    def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
+        parts = super()._parts(state)
+        if state.get("real", self) is not None:
+            parts["real"] = stateful(self.real, "real")
+        return parts

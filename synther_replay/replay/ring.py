@@ -1,0 +1,128 @@
+"""RingBuffer: a plain replay buffer of real transitions in one tensor on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.seeding import derive_seed
+from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.errors import CheckpointError
+from synther_replay.replay.indices import IndexStream
+
+
+class RingBuffer:
+    """Holds the last `capacity` transitions and samples them uniformly.
+
+    A real buffer for those who bring none of their own; memory is allocated as it fills.
+
+    >>> import gymnasium as gym
+    >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3))
+    >>> ring = RingBuffer(spec, capacity=2)
+    >>> for reward in (1.0, 2.0, 3.0):
+    ...     ring.add(Transitions.from_arrays(spec, [0, 0], 1, reward, [0, 1], False))
+    >>> len(ring), ring.transitions().rewards.tolist()
+    (2, [2.0, 3.0])
+    """
+
+    def __init__(
+        self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        """Make an empty buffer."""
+        self.spec = spec
+        self.capacity = whole_number("capacity", capacity)
+        self.device = resolve_device(device)
+        self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
+        self._size = 0
+        self._next = 0  # where the next row goes, once the ring is full
+        self._indices = IndexStream(derive_seed(seed, 10), self.device)
+
+    def __len__(self) -> int:
+        """Number of transitions held."""
+        return self._size
+
+    def __repr__(self) -> str:
+        """Size and place."""
+        return f"RingBuffer({self._size} of {self.capacity} transitions, device={str(self.device)!r})"
+
+    def add(self, transitions: Transitions) -> None:
+        """Append transitions; the oldest give way when it is full."""
+        if transitions.spec != self.spec:
+            raise ValueError(f"transitions: their spec differs from the buffer's, {transitions.spec.to_json()}")
+        rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]
+        start = self._size if self._size < self.capacity else self._next
+        end = start + len(rows)
+        self._reserve(min(end, self.capacity))
+        if end <= self.capacity:
+            self._rows[start:end] = rows
+        else:
+            head = self.capacity - start
+            self._rows[start:] = rows[:head]
+            self._rows[: end - self.capacity] = rows[head:]
+        self._next = end % self.capacity
+        self._size = min(self.capacity, max(self._size, end))
+
+    def sample(self, n: int) -> Transitions:
+        """Draw `n` transitions uniformly with replacement."""
+        n = whole_number("n", n)
+        if self._size == 0:
+            raise ValueError("buffer: it is empty, add transitions before sampling")
+        return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
+
+    def rows_at(self, places: Tensor) -> Tensor:
+        """A copy of the rows at these places, ``(n, dim)``, for those who draw by a rule of their own.
+
+        Rows are put at places 0, 1, ... in the order in which they are added; after the last place comes the first.
+        """
+        return self._rows[: self._size].index_select(0, places)
+
+    def transitions(self) -> Transitions:
+        """All transitions, oldest first."""
+        held = self._rows[: self._size]
+        in_order = held.clone() if self._size < self.capacity else held.roll(-self._next, 0)
+        return Transitions(self.spec, in_order)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of rows, positions and random state."""
+        return {
+            "spec": self.spec.to_json(),
+            "capacity": self.capacity,
+            "rows": self._rows[: self._size].clone(),
+            "next": self._next,
+            "indices": self._indices.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`; a state of another spec or capacity is refused and changes nothing."""
+        if state["spec"] != self.spec.to_json() or state["capacity"] != self.capacity:
+            raise CheckpointError(
+                f"state: spec {state['spec']} with capacity {state['capacity']} does not fit this buffer, "
+                f"{self.spec.to_json()} with capacity {self.capacity}"
+            )
+        rows: Tensor = state["rows"]
+        if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity or rows.dtype != torch.float32:
+            raise CheckpointError(f"state: {rows.dtype} rows of shape {tuple(rows.shape)} do not fit this buffer")
+        start = whole_number("next", state["next"], least=0)
+        self._indices.load_state_dict(state["indices"])
+        self._size, self._next = 0, 0
+        self._reserve(len(rows))
+        self._rows[: len(rows)] = rows
+        self._size, self._next = len(rows), start
+
+    @torch.inference_mode(mode=False)  # else what was unpickled while an actor runs could never be added to
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Rebuild from pickle or deepcopy."""
+        vars(self).update(state)
+        self._rows = self._rows.clone()
+
+    @torch.inference_mode(mode=False)  # else rows allocated while an actor runs could never be written to again
+    def _reserve(self, rows: int) -> None:
+        """Grow by doubling, so that a large capacity costs no memory before it is used."""
+        if rows > len(self._rows):
+            size = min(self.capacity, max(1024, 1 << (rows - 1).bit_length()))
+            grown = self._rows.new_empty(size, self.spec.dim)
+            grown[: self._size] = self._rows[: self._size]
+            self._rows = grown

@@ -1,0 +1,380 @@
+"""The fidelity benchmark in miniature: what it measures, what it keeps, and what it refuses."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mujoco")
+from synther_replay import Transitions
+from synther_replay.benchmarks import generator_fidelity as fidelity
+from synther_replay.benchmarks.data.registry import write
+from synther_replay.benchmarks.environments.simulators import make_simulator
+from synther_replay.benchmarks.fidelity.measures import BINS, Judge
+from synther_replay.benchmarks.fidelity.rows import draw, read_set
+from synther_replay.benchmarks.fidelity.tables import fidelity_table
+
+ROWS = 700
+CPU = torch.device("cpu")
+ORIGIN = {"machine", "versions", "command", "commit"}
+DYNAMICS = {"asked", "clipped", "answered", "distance", "next_observation_mse", "reward_mse", "bins"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A file like those of collect.py."""
+    simulator, rng = make_simulator("HalfCheetah-v5"), np.random.default_rng(0)
+    observation, rows = np.zeros((1, 17), np.float32), []
+    for _ in range(ROWS):
+        action = rng.uniform(-1, 1, (1, 6)).astype(np.float32)
+        following, reward = simulator(observation, action)
+        rows.append((observation[0], action[0], np.float32(reward[0]), following[0].astype(np.float32), False))
+        observation = following.astype(np.float32)
+    names = ("observations", "actions", "rewards", "next_observations", "terminated")
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
+    path = tmp_path_factory.mktemp("data") / "some.npz"
+    np.savez(path, env="HalfCheetah-v5", **columns)
+    return path
+
+
+@pytest.fixture
+def run(data, tmp_path, monkeypatch):
+    """Runs the program on that file; options are those that differ from the usual ones."""
+
+    def main(figures=False, **changes):
+        if not figures:  # drawing takes longer than everything else
+            monkeypatch.setitem(sys.modules, "plot_fidelity", None)
+        usual = {"dataset": data, "rows": 300, "preset": "tiny", "set": "steps=20", "peers": "none"}
+        usual |= {"dynamics-rows": 100, "device": "cpu", "out": tmp_path / "result.json"}
+        chosen = {key: value for key, value in (usual | changes).items() if value is not None}
+        fidelity.main([part for key, value in chosen.items() for part in (f"--{key}", *str(value).split(" "))])
+        return json.loads((tmp_path / "result.json").read_text())
+
+    return main
+
+
+class Copies:
+    """Stands for a peer that memorises all it sees."""
+
+    settings: dict[str, str] = {"package": "none"}  # noqa: RUF012
+    parameters = 100
+
+    def __init__(self, name, **options):
+        self.options = options
+
+    def fit(self, transitions):
+        self.seen = transitions
+
+    def sample(self, n):
+        return self.seen[:n]
+
+
+class Broken(Copies):
+    def fit(self, transitions):
+        raise RuntimeError("no mixture could be fitted")
+
+
+@pytest.fixture
+def with_package(monkeypatch):
+    """As if the package of the peers were there; what it holds is for the test to say."""
+    monkeypatch.setattr(fidelity, "package", lambda: None)
+
+
+def test_a_result_holds_everything(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
+    pytest.importorskip("matplotlib")
+    content = run(figures=True)
+    assert set(content) > ORIGIN
+    expected = {"dataset": "some", "data": "file", "set_rows": ROWS, "rows": 300, "held_out_rows": 300, "row_size": 42}
+    assert {key: content[key] for key in expected} == expected
+    assert content["simulator"] == "HalfCheetah-v5"
+    assert list(content["sources"]) == ["real", "held-out", "noise", "synther-tiny-steps-20"]
+    for name, entry in content["sources"].items():
+        assert set(entry["dynamics"]) == DYNAMICS
+        assert entry["dynamics"]["answered"] + entry["dynamics"]["clipped"] <= 100
+        assert [sum(counts) for counts in entry["histogram"]] == [300] * 25
+        assert set(entry["origin"]) == ORIGIN
+        assert name == "real" or 0 < entry["marginal"] <= 1
+    real, held_out, noise, ours = content["sources"].values()
+    assert real["dynamics"]["distance"]["p90"] == 0
+    assert real["dynamics"]["next_observation_mse"]["mean"] < 1e-8
+    assert held_out["dynamics"]["distance"]["p10"] > 0
+    assert held_out["dynamics"]["next_observation_mse"]["mean"] < 1e-8
+    assert held_out["memorisation"] is None
+    for entry in (noise, ours):
+        assert entry["dynamics"]["next_observation_mse"]["median"] > 0.1
+        assert set(entry["memorisation"]) == {
+            "synthetic_distance",
+            "held_out_distance",
+            "ratio",
+            "share_closer",
+            "rejected",
+        }
+    assert noise["memorisation"]["share_closer"] > 0.9
+    assert len(ours["marginal_by_column"]) == 42
+    assert ours["settings"]["width"] == 128
+    assert ours["steps"] == 20
+    assert ours["fit_seconds"] > 0 < ours["sample_seconds"]
+    assert ours["compression"]["fitted"] == pytest.approx(300 * 42 / ours["parameters"])
+    assert ours["compression"]["whole_set"] == pytest.approx(ROWS * 42 / ours["parameters"])
+    assert content["histogram"]["bins"] == BINS
+    assert len(content["histogram"]["columns"]) == len(content["histogram"]["spans"]) == 25
+    for name in ("histograms", "dynamics"):
+        assert (tmp_path / f"result-{name}.png").read_bytes()[:4] == b"\x89PNG"
+    text = capsys.readouterr().out
+    assert "some (file): 300 of 700 rows fitted to and as many generated, 300 held out." in text
+    assert "| synther-tiny-steps-20 | whole set | 29400 |" in text
+    assert "| real rows, fitted to | 0 | 0 | 0 |" in text
+
+
+def test_the_same_command_measures_nothing_again_and_another_adds(run, with_package, monkeypatch):
+    first = run()
+    monkeypatch.setattr(fidelity, "TabularPeer", Copies)
+    monkeypatch.setattr(fidelity, "DiffusionGenerator", None)  # which is not needed any more
+    second = run(peers="tvae", **{"peer-epochs": 2})
+    assert list(second["sources"]) == [*first["sources"], "tvae-epochs-2"]
+    assert {name: second["sources"][name] for name in first["sources"]} == first["sources"]
+    copies = second["sources"]["tvae-epochs-2"]
+    assert (copies["marginal"], copies["correlation"]) == (1, 1)
+    assert copies["memorisation"]["share_closer"] == 1
+    assert copies["compression"]["fitted"] == 126
+    assert second["sources"].keys() == run(peers="tvae", **{"peer-epochs": 2})["sources"].keys()
+
+
+def test_two_runs_agree_and_two_seeds_do_not(run, tmp_path):
+    results = []
+    for seed in (0, 0, 1):
+        results.append(run(seed=seed)["sources"]["synther-tiny-steps-20"])
+        (tmp_path / "result.json").unlink()
+    marginals = [result["marginal_by_column"] for result in results]
+    assert marginals[0] == marginals[1] != marginals[2]
+    assert results[0]["dynamics"] == results[1]["dynamics"]
+
+
+def test_a_peer_that_fails_is_reported_and_tried_again(run, with_package, monkeypatch, capsys):
+    monkeypatch.setattr(fidelity, "TabularPeer", Broken)
+    content = run(peers="ctgan tvae")
+    assert content["sources"]["ctgan"]["failed"] == "RuntimeError('no mixture could be fitted')"
+    text = capsys.readouterr().out
+    assert "ctgan failed: RuntimeError('no mixture could be fitted')" in text
+    assert "| tvae | failed |" in text
+    monkeypatch.setattr(fidelity, "TabularPeer", Copies)
+    assert run(peers="ctgan")["sources"]["ctgan"]["marginal"] == 1
+
+
+def test_without_the_package_it_goes_on_without_peers(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ctgan", None)
+    assert "synther-tiny-steps-20" in run(peers=None)["sources"]
+    assert "synther-replay[fidelity]'`: " in capsys.readouterr().out
+
+
+def test_without_a_simulator_or_matplotlib_the_rest_is_there(run, capsys, tmp_path):
+    content = run(simulator="none", rows=ROWS)
+    assert content["simulator"] is None
+    assert content["held_out_rows"] == 0
+    assert list(content["sources"]) == ["real", "noise", "synther-tiny-steps-20"]
+    for name, entry in content["sources"].items():
+        assert entry["dynamics"] is None
+        assert name == "real" or entry["memorisation"] is None
+    text = capsys.readouterr().out
+    assert "there is no simulator" in text
+    assert "no figures were drawn" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "halfcheetah-medum-regen"}, r"no halfcheetah-medum-regen.hdf5 .* near are halfcheetah-medium"),
+        ({"dataset": "nothing.npz"}, "nothing.npz: there is no such file"),
+        ({"rows": ROWS + 1}, "rows: expected 32 to 700, the rows of some, got 701"),
+        ({"rows": 31}, "rows: expected 32 to 700, the rows of some, got 31"),
+        ({"peers": "gan"}, "argument --peers: invalid choice: 'gan'"),
+        ({"peers": "none tvae"}, "--peers: expected none or others, got none tvae"),
+        ({"set": "stps=20"}, "stps"),
+        ({"set": "width=7"}, "width: expected a multiple of 8"),
+        ({"set": "width"}, "set: expected NAME=VALUE, got 'width'"),
+        ({"peer-epochs": 0}, "--peer-epochs: expected a whole number of at least 1, got 0"),
+        ({"seed": -1}, "--seed: expected a whole number of at least 0, got -1"),
+        ({"simulator": "Hopper-v5"}, "Hopper-v5 needs 11 columns of observations and 3 of actions, some has 17"),
+        ({"device": "abacus"}, "device: expected 'auto' or a torch device, got 'abacus'"),
+    ],
+)
+def test_bad_input_is_refused(run, capsys, changes, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("SYNTHER_REPLAY_DATASETS", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        run(**changes)
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert re.search(message, captured.err), captured.err
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_on_a_full_disk_what_is_measured_is_at_least_told(run, full_disk, capsys, tmp_path):
+    run(set="steps=10")
+    before = (tmp_path / "result.json").read_text()
+    full_disk()
+    with pytest.raises(SystemExit) as stopped:
+        run()
+    told, errors = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "| synther-tiny-steps-20 | whole set | 29400 |" in told
+    assert (
+        "result.json: cannot be written (No space left on device); once it can be written, the same command" in errors
+    )
+    assert len(errors.splitlines()) == 1
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_figures_that_cannot_be_written_are_named_and_the_result_is_kept(run, full_disk, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    run()
+    genuine = fidelity.draw_figures
+    monkeypatch.setattr(fidelity, "draw_figures", lambda *given: (full_disk(), genuine(*given)))
+    monkeypatch.delitem(sys.modules, "plot_fidelity")
+    with pytest.raises(SystemExit) as stopped:
+        run(figures=True)
+    assert stopped.value.code == 2
+    assert "result-histograms.png: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_fitted(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(fidelity, "measure", lambda *_: pytest.fail("it fitted"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        run(out=tmp_path / "file" / "result.json")
+    assert "out: expected a folder to write to" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(out=tmp_path)
+    assert f"out: expected a file to write, got the folder {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"curve": []}', "[1]", "[1"])
+def test_figures_are_drawn_of_results_only(capsys, tmp_path, text):
+    pytest.importorskip("matplotlib")
+    from synther_replay.benchmarks.fidelity import figures as plot_fidelity
+
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(SystemExit):
+        plot_fidelity.main([str(tmp_path / "other.json")])
+    assert "other.json: expected a result of fidelity.py: " in capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_about_something_else_is_left_alone(run, capsys, tmp_path):
+    out = tmp_path / "result.json"
+    for text in ("{}", "[1", '{"sources": 3}'):
+        out.write_text(text)
+        with pytest.raises(SystemExit):
+            run()
+        assert "is no result of this program" in capsys.readouterr().err
+        assert out.read_text() == text
+    out.unlink()
+    run()
+    before = out.read_text()
+    with pytest.raises(SystemExit):
+        run(rows=200)
+    assert "result.json: is about rows 300, not 200" in capsys.readouterr().err
+    assert out.read_text() == before
+
+
+def test_damaged_files_are_refused(data, tmp_path):
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(data.read_bytes()[:5_000])
+    with pytest.raises(ValueError, match=r"broken.npz: cannot be read as NumPy's .npz"):
+        read_set(str(broken))
+    with np.load(data) as file:
+        arrays = dict(file.items())
+    for missing, named in (("next_observations", "next_observations"), ("terminated", "terminals")):
+        np.savez(broken, **{key: value for key, value in arrays.items() if key != missing})
+        with pytest.raises(ValueError, match=f"there are no {named}"):
+            read_set(str(broken))
+    arrays["rewards"][3] = np.nan
+    np.savez(broken, **arrays)
+    with pytest.raises(ValueError, match="1 of 700 rows are not finite"):
+        read_set(str(broken))
+
+
+def test_rows_fitted_to_and_held_out_are_different_ones(data):
+    dataset = read_set(str(data))
+    real, held_out = draw(dataset, 500, 0, CPU)
+    assert held_out is not None
+    assert (len(real), len(held_out)) == (500, 200)
+    both = torch.cat([real.rows, held_out.rows])
+    assert len(both.unique(dim=0)) == ROWS
+    assert draw(dataset, ROWS - 1, 0, CPU)[1] is None
+
+
+def test_histograms_count_every_row_once(data):
+    real, _ = draw(read_set(str(data)), 500, 0, CPU)
+    judge = Judge(real, None, None, dynamics_rows=1, seed=0)
+    rows = real.rows.clone()
+    rows[0, :] = 1e9  # beyond the last bin
+    rows[1, 3] = torch.nan
+    counts = np.array(judge.histogram(Transitions(real.spec, rows)))
+    assert counts.shape == (25, BINS)
+    assert (counts.sum(axis=1) == 499).all()
+    assert list(judge.columns)[:2] == ["observation 0", "observation 1"]
+    assert list(judge.columns)[-2:] == ["reward", "terminated"]
+    low, high = judge.spans[-1]
+    assert (low, high) == (-0.5, 0.5)  # no row terminated
+    assert counts[-1, BINS // 2] == 498
+    assert counts[-1, -1] == 1
+
+
+def test_a_regenerated_set_is_found_by_its_name(run, tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    observations = rng.uniform([2.7, 1.0, -1.0, -1.0], [3.0, 3.0, 1.0, 1.0], (200, 4)).astype(np.float32)
+    actions = rng.uniform(-1, 1, (200, 2)).astype(np.float32)
+    following, rewards = make_simulator("maze2d-umaze")(observations, actions)
+    arrays = {"observations": observations, "actions": actions, "rewards": rewards, "next_observations": following}
+    flags = {"terminals": np.zeros(200, bool), "timeouts": np.zeros(200, bool)}
+    about = {"command": "none", "recipe": "none"}
+    write(tmp_path / "sets" / "maze2d-umaze-regen.hdf5", {**arrays, **flags}, about)
+    monkeypatch.setenv("SYNTHER_REPLAY_DATASETS", str(tmp_path / "sets"))
+    content = run(dataset="maze2d-umaze-regen", rows=100)
+    assert (content["dataset"], content["data"]) == ("maze2d-umaze-regen", "regenerated")
+    assert (content["set_rows"], content["held_out_rows"]) == (199, 99)
+    assert content["simulator"] == "maze2d-umaze"
+    assert content["sources"]["held-out"]["dynamics"]["next_observation_mse"]["mean"] < 1e-10
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def published(folder):
+    return json.loads((ROOT / "benchmarks/results" / folder / "halfcheetah-medium-replay-regen.json").read_text())
+
+
+def test_documents_have_the_published_numbers():
+    sources = published("fidelity")["sources"]
+    assert fidelity_table(sources) in (ROOT / "docs" / "results.md").read_text()
+    readme = (ROOT / "README.md").read_text().partition("### Fidelity\n")[2].splitlines()
+    labels = {
+        "synther-offline": "`offline()`",
+        "synther-paper": "`paper()`",
+        "synther-fast": "`fast()`",
+        "tvae": "TVAE",
+        "ctgan-epochs-100": "CTGAN, 100 epochs",
+    }
+    for name, label in labels.items():
+        entry = sources[name]
+        dynamics = entry["dynamics"]["next_observation_mse"]["median"]
+        row = f"| {label} | {entry['marginal']:.4f} | {entry['correlation']:.4f} | {dynamics:.2g} |"
+        assert row in readme
+
+
+def test_documents_have_the_variants():
+    docs = (ROOT / "docs" / "results.md").read_text().splitlines()
+    for name, entry in published("fidelity-variants")["sources"].items():
+        if name.startswith("synther"):
+            worst, dynamics = min(entry["marginal_by_column"]), entry["dynamics"]["next_observation_mse"]["median"]
+            figures = f"| {entry['marginal']:.4f} | {worst:.4f} | {entry['correlation']:.4f} | {dynamics:.3f} |"
+            assert any(line.endswith(figures) for line in docs), name

@@ -1,0 +1,134 @@
+"""Networks whose products take halves compute what those with floats do, nearly."""
+
+import pytest
+import torch
+
+from synther_replay.benchmarks.agents.networks.matmul import choose_precision, takes_halves
+from synther_replay.benchmarks.agents.networks.mlp import (
+    Layers,
+    MlpShape,
+    add_backward_of_slopes,
+    backward,
+    backward_to_inputs,
+    forward,
+    initialise_as_torch,
+    operands,
+    padded,
+    slopes,
+)
+
+BATCH, STACK = 64, 3
+
+
+@pytest.fixture
+def normal():
+    """Draws normal numbers."""
+    rng = torch.Generator().manual_seed(0)
+    return lambda *size: torch.randn(size, generator=rng)
+
+
+def drawn(outputs, layers):
+    shape = MlpShape(11, outputs, 32, layers)
+    return shape, initialise_as_torch(shape, STACK, torch.Generator().manual_seed(1))
+
+
+def near(found, expected, share=0.01):
+    """By the distance as a whole: halves have eleven bits."""
+    assert found.dtype == expected.dtype == torch.float32
+    return torch.linalg.norm(found - expected) < share * torch.linalg.norm(expected)
+
+
+def both_ways(shape, parameters, act):
+    """What `act` gives with floats, and with halves."""
+    return [act(operands(parameters, shape, dtype)) for dtype in (torch.float32, torch.half)]
+
+
+def same_units_open(shape, parameters, x):
+    """One for rows whose units are open or closed alike in both, which others are not to be compared by."""
+    (_, floats), (_, halves) = both_ways(shape, parameters, lambda w: forward(w, x))
+    alike = [
+        ((one > 0) == (two > 0)).all(-1, keepdim=True) for one, two in zip(floats.hidden, halves.hidden, strict=True)
+    ]
+    alike = torch.stack(alike).all(0)
+    assert alike.float().mean() > 0.8
+    return alike.float()
+
+
+def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
+    shape, parameters = drawn(1, 2)
+    layers = operands(parameters, shape)
+    assert {name: part.data_ptr() for name, part in layers.items()} == {
+        name: part.data_ptr() for name, part in Layers.of(parameters, shape).items()
+    }
+    halves = operands(parameters, shape, torch.half)
+    assert {part.dtype for name, part in halves.items() if name != "b3"} == {torch.half}
+    assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
+
+
+@pytest.mark.usefixtures("precision_restored")
+def test_precision_is_chosen_for_gpus_only():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for precise in (True, False):
+        choose_precision(gpu, precise=precise)
+        choose_precision(cpu, precise=not precise)
+        assert takes_halves(gpu) is not precise
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [("cuda", "high", True), ("cuda", "medium", True), ("cuda", "highest", False), ("cpu", "high", False)],
+)
+@pytest.mark.usefixtures("precision_restored")
+def test_halves_are_for_gpus_that_need_not_be_precise(device, precision, expected):
+    torch.set_float32_matmul_precision(precision)
+    assert takes_halves(torch.device(device)) is expected
+
+
+@pytest.mark.parametrize(("outputs", "layers"), [(1, 2), (1, 3), (6, 3)])
+def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
+    shape, parameters = drawn(outputs, layers)
+    x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
+    d_y = normal(STACK, BATCH, outputs) * 1e-5 * same_units_open(shape, parameters, x)  # which halves hardly know
+
+    def act(w):
+        y, kept = forward(w, x)
+        gradient = torch.zeros_like(parameters)
+        backward(w, kept, d_y, Layers.of(gradient, shape))
+        return y, gradient, backward_to_inputs(w, kept, d_y)
+
+    floats, halves = both_ways(shape, parameters, act)
+    for expected, found in zip(floats, halves, strict=True):
+        assert near(found, expected)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 10.0])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_slopes_and_their_gradients_are_nearly_the_same(layers, size, normal):
+    shape, parameters = drawn(1, layers)
+    x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
+    alike = same_units_open(shape, parameters, x)
+    d_slope = normal(STACK, BATCH, shape.padded_inputs) * size * alike
+
+    def act(w):
+        _, kept = forward(w, x)
+        found = slopes(w, kept)
+        gradient = torch.full_like(parameters, size)  # that is added to
+        add_backward_of_slopes(w, kept, found, d_slope, Layers.of(gradient, shape))
+        return found[-1] * alike, gradient
+
+    floats, halves = both_ways(shape, parameters, act)
+    for expected, found in zip(floats, halves, strict=True):
+        assert near(found, expected)
+
+
+def test_what_halves_cannot_hold_is_put_at_their_end(normal):
+    shape, parameters = drawn(1, 3)
+    x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
+    w = operands(parameters, shape, torch.half)
+    _, kept = forward(w, x)
+    gradient = torch.zeros_like(parameters)
+    backward(w, kept, torch.full((STACK, BATCH, 1), 1e9), Layers.of(gradient, shape))
+    assert gradient.isfinite().all()
+    y, kept = forward(w, x * 1e6)
+    assert all(part.isfinite().all() for part in (y, kept.x, *kept.hidden))
+    assert kept.hidden[0].max() == 65504

@@ -1,0 +1,320 @@
+"""What an offline run may be asked for, the settings that follow from it, and how they are told apart."""
+
+import json
+import math
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+
+from synther_replay import GeneratorConfig
+from synther_replay.benchmarks.agents.augment import AUGMENTATIONS
+from synther_replay.benchmarks.agents.cql import CQLSettings
+from synther_replay.benchmarks.agents.edac import EDACSettings
+from synther_replay.benchmarks.agents.iql import IQLSettings
+from synther_replay.benchmarks.agents.td3bc import TD3BCSettings
+from synther_replay.benchmarks.common.resumable import is_done
+from synther_replay.benchmarks.data.download import RECIPES
+from synther_replay.benchmarks.data.registry import normalised_score
+from synther_replay.benchmarks.offline import run as offline_run
+from synther_replay.benchmarks.offline import settings as offline_settings
+from synther_replay.benchmarks.offline.settings import Cell
+
+SYNTHETIC = {"data": "synther", "preset": "fast"}
+
+
+def make(**changes):
+    return Cell(**{"dataset": "walker2d-medium-v2", "algo": "td3bc", "data": "real", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dataset": "hopper-medum-regen"},
+            "dataset: there is no benchmark of 'hopper-medum-regen', near are hopper-medium-regen",
+        ),
+        ({"dataset": "hopper-medium"}, "dataset: there is no benchmark of 'hopper-medium', near are "),
+        ({"dataset": "hopper-expert-regen"}, "dataset: there is no benchmark of 'hopper-expert-regen', near are "),
+        (
+            {"dataset": "kitchen-complete-v0"},
+            "dataset: there is no benchmark of 'kitchen-complete-v0', expected one of D4RL's",
+        ),
+        ({"dataset": "ant-medium-v2"}, "dataset: there is no benchmark of 'ant-medium-v2'"),
+        ({"dataset": "mujoco/hopper/medium-v0"}, "dataset: there is no benchmark of 'mujoco/hopper/medium-v0'"),
+        ({"dataset": "hopper-medium-v2.hdf5"}, "dataset: there is no benchmark of 'hopper-medium-v2.hdf5'"),
+        ({"dataset": ""}, "dataset: there is no benchmark of ''"),
+        ({"algo": "sac"}, "algo: expected one of td3bc, iql, edac, cql, got 'sac'"),
+        ({"data": "fake"}, "data: expected one of real, synther, mixed, got 'fake'"),
+        ({"seeds": 0}, "seeds: expected a whole number of at least 1, got 0"),
+        ({"seeds": 2.0}, "seeds: expected a whole number, got 2.0"),
+        ({"steps": -100}, "steps: expected a whole number of at least 1, got -100"),
+        ({"steps": 250}, "steps: expected a multiple of 100, got 250"),
+        ({"evaluate_every": 99}, "evaluate_every: expected a multiple of 100, got 99"),
+        ({"evaluate_every": 0}, "evaluate_every: expected a whole number of at least 1, got 0"),
+        ({"rows": 0}, "rows: "),
+        ({"episodes": True}, "episodes: expected a whole number, got True"),
+        ({"first_seed": -1}, "first_seed: expected a whole number of at least 0, got -1"),
+        ({"real_ratio": 1.01}, "real_ratio: expected a number from 0 to 1, got 1.01"),
+        ({"real_ratio": math.nan}, "real_ratio: "),
+        ({"subsample": 0.0}, "subsample: expected a number above 0 and at most 1, got 0.0"),
+        ({"subsample": 1.5}, "subsample: expected a number above 0 and at most 1, got 1.5"),
+        ({"subsample": math.nan}, "subsample: expected a number above 0 and at most 1, got nan"),
+        ({"augment": "noise"}, "augment: expected one of additive, multiplicative, dynamics, got 'noise'"),
+        ({"preset": "fast"}, "data: real has no generator, so it takes no preset"),
+        ({"generator": {"width": 8}}, "data: real has no generator, so it takes no preset, settings or rows of one"),
+        ({"rows": 9}, "data: real has no generator"),
+        (
+            {**SYNTHETIC, "augment": "additive"},
+            "augment: is for real data, to hold synthetic data against, got synther",
+        ),
+        ({"data": "synther"}, "preset: expected one of paper, fast, tiny, offline, got None"),
+        ({"data": "mixed", "preset": "slow"}, "preset: expected one of paper, fast, tiny, offline, got 'slow'"),
+        ({**SYNTHETIC, "generator": {"width": 7}}, "width: expected a multiple of 8"),
+        ({**SYNTHETIC, "generator": {"widht": 8}}, "set: the generator has no 'widht', near are width"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name_and_value(changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"subsample": 1},
+        {"first_seed": 0},
+        {"real_ratio": 0},
+        {"steps": 100},
+        {"evaluate_every": 100},
+        {**SYNTHETIC, "rows": 1},
+    ],
+)
+def test_what_just_works_is_not_refused(changes):
+    assert {key: getattr(make(**changes), key) for key in changes} == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "td3bc-real"),
+        ({"algo": "iql", **SYNTHETIC}, "iql-synther"),
+        ({"subsample": 0.15}, "td3bc-real-15pct"),
+        ({"subsample": 0.07}, "td3bc-real-7pct"),
+        ({"subsample": 0.005}, "td3bc-real-0.5pct"),
+        ({"subsample": 1.0}, "td3bc-real-100pct"),
+        ({"augment": "dynamics"}, "td3bc-real-dynamics"),
+        ({"data": "mixed", "preset": "tiny", "subsample": 0.5, "network": "large"}, "td3bc-mixed-50pct-large"),
+        ({"network": "large", "precise": True}, "td3bc-real-large-precise"),
+    ],
+)
+def test_names_are_those_of_files(changes, name):
+    assert make(**changes).name == name
+
+
+def test_published_results_are_those_of_the_settings_that_they_name():
+    """Else a command that gave one of them would refuse to find it there."""
+    names = {field.name for field in fields(Cell)}
+    paths = sorted((Path(__file__).parents[2] / "benchmarks" / "results" / "offline").glob("*/*.json"))
+    assert len(paths) > 50
+    for path in paths:
+        settings = json.loads(path.read_text())["settings"]
+        if "betas" in settings["generator"]:
+            settings["generator"]["betas"] = tuple(settings["generator"]["betas"])
+        cell = Cell(**{name: value for name, value in settings.items() if name in names})
+        assert is_done(path, cell)
+        assert path.name == f"{cell.name}.json"
+
+
+def test_settings_that_came_later_are_noted_where_they_are_chosen():
+    def noted(**changes):
+        settings = make(data="synther", preset="tiny", **changes).to_json()
+        return "precise" in settings, {"predict_terminated", "find_limits"} & settings["generator"].keys()
+
+    assert noted() == noted(generator={"predict_terminated": False, "find_limits": False}) == (False, set())
+    for name in ("predict_terminated", "find_limits"):
+        assert noted(precise=True, generator={name: True}) == (True, {name})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "task"),
+    [
+        ("halfcheetah-medium-replay-v2", "HalfCheetah-v4"),
+        ("walker2d-medium-v1", "Walker2d-v4"),
+        ("hopper-medium-expert-regen", "Hopper-v5"),
+        ("walker2d-random-regen", "Walker2d-v5"),
+        ("maze2d-umaze-v1", "maze2d-umaze"),
+        ("maze2d-medium-regen", "maze2d-medium"),
+        ("maze2d-large-regen", "maze2d-large"),
+    ],
+)
+def test_policies_are_judged_on_the_task_of_the_set(dataset, task):
+    assert make(dataset=dataset).task == task
+
+
+def test_every_set_that_can_be_regenerated_has_a_task_and_a_score():
+    for recipe in RECIPES:
+        made = make(dataset=f"{recipe}-regen")
+        assert made.task
+        assert math.isfinite(normalised_score(made.dataset, 0.0))
+
+
+class TestAlgorithm:
+    def settings(self, algo, dataset, steps=1_000):
+        return make(algo=algo, dataset=dataset, steps=steps)._settings()
+
+    @pytest.mark.parametrize("dataset", ["hopper-medium-v2", "halfcheetah-medium-regen", "maze2d-umaze-regen"])
+    def test_td3bc_is_the_same_everywhere(self, dataset):
+        assert self.settings("td3bc", dataset) == TD3BCSettings()
+        assert not make(dataset=dataset).scales_rewards
+
+    @pytest.mark.parametrize(
+        ("dataset", "changes", "scales"),
+        [
+            ("hopper-medium-v2", {"deterministic": True, "target_speed": 0.001}, True),
+            ("hopper-medium-replay-regen", {"deterministic": True, "target_speed": 0.001}, True),
+            ("hopper-medium-expert-regen", {"beta": 6.0, "expectile": 0.5}, False),
+            ("hopper-random-regen", {}, False),
+            ("walker2d-medium-regen", {}, False),
+            ("halfcheetah-medium-replay-v2", {}, False),
+            ("maze2d-medium-regen", {}, False),
+        ],
+    )
+    def test_iql_departs_where_corl_does(self, dataset, changes, scales):
+        assert self.settings("iql", dataset) == IQLSettings(steps=1_000, **changes)
+        assert make(algo="iql", dataset=dataset).scales_rewards == scales
+
+    @pytest.mark.parametrize(
+        ("dataset", "changes"),
+        [
+            ("hopper-medium-regen", {"critics": 50}),
+            ("hopper-medium-expert-v2", {"critics": 50}),
+            ("walker2d-medium-expert-regen", {"eta": 5.0}),
+            ("halfcheetah-medium-expert-v2", {"eta": 5.0}),
+            ("walker2d-medium-replay-regen", {}),
+            ("maze2d-large-regen", {"eta": 0.1}),
+        ],
+    )
+    def test_edac_departs_where_corl_does(self, dataset, changes):
+        assert self.settings("edac", dataset) == EDACSettings(**changes)
+        assert not make(algo="edac", dataset=dataset).scales_rewards
+
+    @pytest.mark.parametrize(("dataset", "scales"), [("hopper-medium-regen", True), ("hopper-medium-replay-v2", False)])
+    def test_cql_departs_where_corl_does(self, dataset, scales):
+        assert self.settings("cql", dataset) == CQLSettings()
+        assert make(algo="cql", dataset=dataset).scales_rewards == scales
+        assert make(algo="cql", dataset=dataset).to_json()["algorithm"]["scales_rewards"] == scales
+
+    def test_cql_has_no_multiplier_for_mazes(self):
+        with pytest.raises(ValueError, match="algo: on mazes CORL's cql has a Lagrange multiplier"):
+            make(algo="cql", dataset="maze2d-umaze-regen")
+
+    def test_mazes_are_judged_by_more_episodes(self):
+        assert (make(dataset="maze2d-umaze-regen").episodes, make().episodes, make(episodes=3).episodes) == (100, 10, 3)
+
+    @pytest.mark.parametrize(
+        ("dataset", "width", "steps"),
+        [
+            ("hopper-medium-v2", 2048, 100_000),
+            ("hopper-medium-expert-regen", 2048, 100_000),
+            ("halfcheetah-medium-expert-regen", 2048, 100_000),
+            ("hopper-medium-replay-regen", 1024, 30_000),
+            ("halfcheetah-medium-v2", 1024, 30_000),
+            ("walker2d-medium-expert-regen", 1024, 30_000),
+        ],
+    )
+    def test_where_the_papers_generator_is_wider_ours_is_trained_for_longer(self, dataset, width, steps):
+        assert make(dataset=dataset, data="mixed", preset="paper").generator_config().width == width
+        ours = make(dataset=dataset, data="synther", preset="offline").generator_config()
+        assert ours == GeneratorConfig.offline(steps=steps)
+        asked = make(dataset=dataset, data="synther", preset="offline", generator={"steps": 7})
+        assert asked.generator_config() == GeneratorConfig.offline(steps=7)
+        assert make(dataset=dataset, **SYNTHETIC).generator_config() == GeneratorConfig.fast()
+        chosen = make(dataset=dataset, data="synther", preset="paper", generator={"width": 64})
+        assert chosen.generator_config().width == 64
+
+    def test_rows_that_depend_on_the_clock_are_refused(self):
+        with pytest.raises(ValueError, match="generator: with max_seconds"):
+            make(**SYNTHETIC, generator={"max_seconds": 5.0})
+
+    @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+    def test_only_edac_takes_observations_as_they_are(self, algo):
+        assert make(algo=algo).scales_observations == (algo != "edac")
+
+    @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+    def test_larger_networks_come_with_larger_batches(self, algo):
+        large, usual = (make(algo=algo, network=network) for network in ("large", None))
+        found = large._settings()
+        assert (found.hidden, found.hidden_layers, found.batch_size) == (512, 3, 1024)
+        assert replace(found, hidden=256, hidden_layers=usual._settings().hidden_layers, batch_size=256) == (
+            usual._settings()
+        )
+        assert large.name == f"{usual.name}-large"
+
+    def test_iql_slows_down_over_the_whole_run(self):
+        assert self.settings("iql", "walker2d-medium-v2", steps=700).steps == 700
+
+
+class TestToJson:
+    def test_is_what_comes_back_from_a_file(self, tmp_path):
+        made = make(data="mixed", preset="tiny", generator={"betas": (0.9, 0.95), "width": 64})
+        assert json.loads(json.dumps(made.to_json())) == made.to_json()
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps({"settings": made.to_json()}))
+        assert is_done(path, made)
+
+    def test_holds_all_there_is_to_choose_and_what_it_stands_for(self):
+        made = make(data="synther", preset="tiny", generator={"width": 64})
+        found = made.to_json()
+        assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"} - {"precise"}
+        assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
+        scaling = {"scales_rewards": False, "scales_observations": True}
+        assert found["algorithm"] == {**asdict(TD3BCSettings()), **scaling}
+        assert make().to_json()["generator"] == {}
+        assert make(precise=True).to_json()["precise"] is True
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"dataset": "walker2d-medium-regen"},
+            {"algo": "iql"},
+            {"data": "mixed"},
+            {"seeds": 7},
+            {"steps": 100},
+            {"preset": "paper"},
+            {"rows": 9},
+            {"real_ratio": 0.25},
+            {"subsample": 1.0},
+            {"first_seed": 1},
+            {"episodes": 1},
+            {"evaluate_every": 100},
+            {"generator": {"sampling_steps": 5}},
+        ],
+    )
+    def test_is_another_with_any_other_choice(self, changes):
+        assert make(**{**SYNTHETIC, **changes}).to_json() != make(**SYNTHETIC).to_json()
+
+    def test_is_another_with_augmentation(self):
+        assert make(augment=next(iter(AUGMENTATIONS))).to_json() != make().to_json()
+
+    def test_is_the_same_where_a_preset_is_only_repeated(self):
+        repeated = {"width": GeneratorConfig.fast().width}
+        assert make(**SYNTHETIC, generator=repeated).to_json() == make(**SYNTHETIC).to_json()
+
+    @pytest.mark.parametrize("algo", ["td3bc", "iql"])
+    def test_is_another_in_a_release_whose_algorithm_is(self, algo, monkeypatch):
+        before, genuine = make(algo=algo).to_json(), Cell._settings
+        monkeypatch.setattr(Cell, "_settings", lambda self: replace(genuine(self), gamma=0.95))
+        assert make(algo=algo).to_json() != before
+
+    def test_is_another_in_a_release_whose_preset_is(self, monkeypatch):
+        before = make(**SYNTHETIC).to_json()
+        other = type("Release", (), {"fast": staticmethod(lambda **changes: GeneratorConfig(depth=3, **changes))})
+        monkeypatch.setattr(offline_settings, "generator_of", lambda preset, changes, dataset: other.fast(**changes))
+        assert make(**SYNTHETIC).to_json() != before
+
+
+@pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
+def test_runs_can_be_continued_between_calls_of_every_learner(algo):
+    per_call = make(algo=algo)._settings().updates_per_call
+    assert [stretch % per_call for stretch in offline_run.STRETCH.values()] == [0, 0]  # else none would come forward

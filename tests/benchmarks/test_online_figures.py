@@ -1,0 +1,410 @@
+"""Figures, tables and statistics of the online benchmark, on tiny result files and known answers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from synther_replay.benchmarks.common import statistics as aggregate
+from synther_replay.benchmarks.environments.scores import DMC_TASKS, GYM_TASKS, normalise
+from synther_replay.benchmarks.online import figures as plot_online
+from synther_replay.benchmarks.online import results as online_results
+
+PNG = b"\x89PNG"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "online"
+
+
+def result(task, algorithm, last, *, steps=2000, first=None, **changes):
+    """A result file's content: two evaluations, the second with the returns `last`."""
+    algo, _, preset = algorithm.partition("-")
+    parts = {"env": 30, "learner": 60, "fit": 15, "generate": 6, "evaluate": 3}
+    curve = [
+        {"step": steps // 2, "returns": [1.0] * len(last) if first is None else first},
+        {"step": steps, "returns": last},
+    ]
+    return {
+        **{"env": task, "algo": algo, "preset": preset or None, "seeds": list(range(len(last))), "utd": 1},
+        **{"steps": steps, "curve": curve, "wall_seconds": {"total": 120, **parts}, "machine": {"cpu": "x"}},
+        **{"versions": {}, "command": "python x", "commit": "abc", "settings": {}},
+        **changes,
+    }
+
+
+def write(folder, task, algorithm, last, **changes):
+    path = folder / task / f"{algorithm}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result(task, algorithm, last, **changes)))
+    return path
+
+
+def refusal(capsys, *arguments):
+    """What the command line says when it refuses its input."""
+    with pytest.raises(SystemExit) as stopped:
+        plot_online.main([str(a) for a in arguments])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", (1, 2, 3, 4, 5, 7, 8, 13, 48))
+def test_interquartile_mean_is_the_trimmed_mean_of_scipy(count):
+    scores = np.random.default_rng(count).normal(size=(3, count))
+    assert aggregate.interquartile_mean(scores) == pytest.approx(stats.trim_mean(scores, 0.25, axis=-1))
+
+
+def test_interquartile_mean_ignores_the_outer_quarters():
+    assert aggregate.interquartile_mean(np.array([1e9, 2.0, 4.0, -1e9])) == 3.0
+    pooled = aggregate.iqm_estimate([np.array([-50.0, 1.0]), np.array([3.0, 90.0])])
+    assert pooled.value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "rate"),
+    [([3, 4], [1, 2], 1.0), ([1, 2], [3, 4, 5], 0.0), ([1, 2], [1, 2], 0.5), ([2], [2], 0.5), ([1, 3], [2], 0.5)],
+)
+def test_improvement_rate_of_clear_cases(ours, theirs, rate):
+    assert aggregate.improvement_rate(np.array(ours), np.array(theirs)) == rate
+
+
+def test_improvement_rate_is_mann_whitney_also_with_ties():
+    generator = np.random.default_rng(0)
+    ours, theirs = generator.integers(5, size=9), generator.integers(6, size=7)
+    u = stats.mannwhitneyu(ours, theirs).statistic
+    assert aggregate.improvement_rate(ours, theirs) == pytest.approx(u / 63)
+
+
+def test_probability_of_improvement_is_the_mean_over_tasks():
+    ours, theirs = [np.array([2.0, 3.0]), np.array([0.0])], [np.array([1.0]), np.array([1.0, 5.0, 6.0])]
+    assert aggregate.improvement_estimate(ours, theirs) == (0.5, 0.5, 0.5)
+    assert aggregate.improvement_estimate(ours, [np.array([1.0]), np.array([-1.0])]) == (1.0, 1.0, 1.0)
+
+
+def test_intervals_hold_the_value_and_shrink_with_more_seeds():
+    generator = np.random.default_rng(1)
+    few, many = ([generator.normal(size=seeds) for _ in range(3)] for seeds in (5, 200))
+    for estimate in (
+        lambda scores: aggregate.iqm_estimate(scores),
+        lambda scores: aggregate.improvement_estimate(scores, scores[::-1]),
+    ):
+        wide, narrow = estimate(few), estimate(many)
+        assert wide.low < wide.value < wide.high
+        assert narrow.high - narrow.low < 0.5 * (wide.high - wide.low)
+
+
+def test_interval_of_the_mean_is_that_of_theory():
+    returns = np.random.default_rng(2).normal(size=(400, 1))
+    curve = aggregate.mean_curve(returns, repeats=5000)
+    assert curve.value[0] == pytest.approx(returns.mean())
+    half = 1.96 * returns.std() / 20
+    assert (curve.low[0], curve.high[0]) == pytest.approx((returns.mean() - half, returns.mean() + half), abs=0.01)
+
+
+def test_the_bootstrap_draws_within_tasks():
+    # every task has no spread of its own, however far the tasks lie apart
+    assert aggregate.iqm_estimate([np.full(4, 0.0), np.full(4, 1.0)]) == (0.5, 0.5, 0.5)
+
+
+def test_same_seed_agrees_and_two_seeds_differ():
+    scores = [np.random.default_rng(3).normal(size=9)]
+    first, again, other = (aggregate.iqm_estimate(scores, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first.value == other.value
+    assert first.low != other.low
+
+
+def test_a_curve_leaves_failed_seeds_out_and_has_gaps_where_all_failed():
+    returns = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]])
+    curve = aggregate.mean_curve(returns)
+    np.testing.assert_array_equal(curve.value, [2.0, 2.0, np.nan])
+    np.testing.assert_array_equal(curve.low, [1.0, 2.0, np.nan])
+    np.testing.assert_array_equal(curve.high, [3.0, 2.0, np.nan])
+
+
+def test_normalised_scores():
+    np.testing.assert_allclose(normalise("cheetah-run", np.array([500.0, np.nan])), [0.5, 0.0])
+    halfcheetah = normalise("HalfCheetah-v5", np.array([-280.178953, 12135.0, np.nan]))
+    np.testing.assert_allclose(halfcheetah, [0, 1, 0], atol=1e-12)
+    assert normalise("Hopper-v5", np.array([1607.0138475])) == pytest.approx(0.5)
+    assert normalise("Walker2d-v5", np.array([1.629008])) == pytest.approx(0)
+    with pytest.raises(ValueError, match=r"task must be one of .* got 'Ant-v5'"):
+        normalise("Ant-v5", np.zeros(1))
+
+
+def test_statistics_refuse_what_they_cannot_use():
+    for scores in ([], [np.array([])], [np.zeros((2, 2))], [np.array([np.nan])]):
+        with pytest.raises(ValueError, match="scores must be"):
+            aggregate.iqm_estimate(scores)
+    with pytest.raises(ValueError, match="same tasks, got 1 and 2"):
+        aggregate.improvement_estimate([np.zeros(1)], [np.zeros(1)] * 2)
+    with pytest.raises(ValueError, match="at least one algorithm"):
+        aggregate.compare({}, subject="a")
+    with pytest.raises(ValueError, match=r"\(seeds, points\)"):
+        aggregate.mean_curve(np.zeros(3))
+
+
+def test_tables_figures_and_printed_text(tmp_path, capsys):
+    write(tmp_path, "cheetah-run", "sac", [100.0, 300.0])
+    write(tmp_path, "cheetah-run", "synther-fast", [400.0, 600.0])
+    write(tmp_path, "Ant-v5", "synther-fast", [10.0])
+    plot_online.main(
+        ["--results", str(tmp_path), "--out", str(tmp_path / "out"), "--svg", "--envs", "cheetah-run", "Ant-v5"]
+    )
+    text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == text + "\n"
+    lines = text.splitlines()
+    assert lines[2:9] == [
+        "| task | sac | synther-fast |",
+        "|---|---|---|",
+        "| cheetah-run | 200 +- 141 (2 seeds) | **500 +- 141** (2 seeds) |",
+        "| Ant-v5 | - | **10** (1 seed) |",
+        "| IQM of normalised scores | 0.20 [0.10, 0.30] | 0.50 [0.40, 0.60] |",
+        "| probability that synther-fast is better | 1.00 [1.00, 1.00] | - |",
+        "",
+    ]
+    assert "Return after 2,000 environment steps: mean" in text
+    assert "Aggregated over cheetah-run, the tasks of the most complete algorithms. Tasks left out: Ant-v5. S" in text
+    assert "what it went to. Times are of the machine as it was then, other work included.\n" in text
+    assert "different machines" not in text
+    assert "| cheetah-run | sac | 2000 | 2.0 | 25.0% | 50.0% | 12.5% | 5.0% | 2.5% | 5.0% |" in lines
+    for name in ("online.png", "aggregate.png"):
+        assert (tmp_path / "out" / name).read_bytes()[:4] == PNG
+        assert "<svg" in (tmp_path / "out" / name).with_suffix(".svg").read_text()
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_what_cannot_be_written_is_named_and_the_tables_are_told(tmp_path, capsys, full_disk):
+    write(tmp_path, "cheetah-run", "sac", [7.0])
+    (tmp_path / "file").write_text("")
+    said = refusal(capsys, "--results", tmp_path, "--out", tmp_path / "file")
+    assert f"out: expected a folder to write to, got {tmp_path / 'file'}" in said
+    full_disk()
+    with pytest.raises(SystemExit) as stopped:
+        plot_online.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")])
+    told, errors = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert "| cheetah-run | **7** (1 seed) |" in told
+    assert errors.endswith(f"error: {tmp_path / 'out' / 'table.md'}: cannot be written (No space left on device)\n")
+    assert len(errors.splitlines()) == 1
+
+
+def test_failed_seeds_are_counted_and_score_zero_in_the_aggregates(tmp_path, capsys):
+    write(tmp_path, "cheetah-run", "sac", [None, None], machine={"cpu": "y"})
+    write(tmp_path, "cheetah-run", "synther-fast", [400.0, None, 600.0, 800.0])
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "| cheetah-run | failed (0/2 seeds) | 600 +- 200 (3/4 seeds) |" in text
+    assert "| IQM of normalised scores | 0.00 [0.00, 0.00] | 0.50 [" in text
+    assert "| probability that synther-fast is better | 0.88 [" in text
+    assert "different machines" in text
+    assert (tmp_path / "online.png").read_bytes()[:4] == PNG
+
+
+def test_runs_are_reported_where_the_shortest_ends_or_at_another_step_that_all_have(tmp_path, capsys):
+    write(tmp_path, "cheetah-run", "sac", [7.0], first=[5.0])
+    plot_online.main(["--results", str(tmp_path), "--step", "1000"])
+    text = capsys.readouterr().out
+    assert "Return after 1,000 environment steps (some runs go on): " in text
+    assert "| cheetah-run | **5** (1 seed) |" in text
+    longer = write(tmp_path, "cheetah-run", "redq", [9.0], steps=4000)
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "Return after 2,000 environment steps (some runs go on): " in text
+    assert "| cheetah-run | **7** (1 seed) | 1 (1 seed) |" in text
+    said = refusal(capsys, "--results", tmp_path, "--step", 1000)
+    assert f"{longer}: expected an entry of the curve at step 1000, got 2 entries from step 2000 to 4000" in said
+
+
+def test_a_curve_that_stops_early_is_refused(tmp_path, capsys):
+    path = write(tmp_path, "cheetah-run", "sac", [1.0])
+    path.write_text(json.dumps(result("cheetah-run", "sac", [1.0]) | {"steps": 9000}))
+    assert f"{path}: expected an entry of the curve at step 9000" in refusal(capsys, "--results", tmp_path)
+
+
+def test_other_tasks_and_algorithms_only_when_asked(tmp_path, capsys):
+    write(tmp_path, "cheetah-run", "sac", [7.0])
+    write(tmp_path, "cheetah-run", "synther-fast-narrow", [8.0], algo="synther", preset="fast")
+    write(tmp_path, "Ant-v5", "sac", [9.0])
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "ablations" / "note.json").write_text("{")
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "Ant" not in text
+    assert "narrow" not in text
+    assert (tmp_path / "aggregate.png").exists()
+    asked = ["--envs", "Ant-v5", "cheetah-run", "--algorithms", "synther-fast-narrow", "sac"]
+    plot_online.main(["--results", str(tmp_path), *asked])
+    text = capsys.readouterr().out
+    assert "| task | sac | synther-fast-narrow |" in text
+    assert "Aggregated over cheetah-run, " in text
+    assert "| Ant-v5 | **9** (1 seed) | - |" in text
+    assert "Ant-v5: expected result files" in refusal(
+        capsys, "--results", tmp_path, "--algorithms", "redq", "synther-fast-narrow", "--envs", "cheetah-run", "Ant-v5"
+    )
+    assert "redq.json" in refusal(capsys, "--results", tmp_path, "--algorithms", "redq", "sac")
+
+
+def test_without_a_common_task_nothing_is_aggregated(tmp_path, capsys):
+    write(tmp_path, "cheetah-run", "sac", [7.0])
+    plot_online.main(["--results", str(tmp_path)])
+    assert (tmp_path / "aggregate.png").exists()
+    write(tmp_path, "Hopper-v5", "redq", [7.0])
+    capsys.readouterr()
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "| IQM of normalised scores | - | - |" in text
+    assert "Nothing is aggregated: the most complete algorithms have no task with a known scale in common." in text
+    assert not (tmp_path / "aggregate.png").exists()
+
+
+def test_an_algorithm_that_lacks_tasks_does_not_change_the_aggregates_of_the_others(tmp_path, capsys, monkeypatch):
+    for task, scale in (("cheetah-run", 1.0), ("reacher-hard", 0.5)):
+        write(tmp_path, task, "sac", [100.0 * scale, 300.0 * scale])
+        write(tmp_path, task, "synther-fast", [400.0 * scale, 600.0 * scale])
+    plot_online.main(["--results", str(tmp_path)])
+    before = capsys.readouterr().out.splitlines()
+    drawn = []
+    monkeypatch.setattr(plot_online, "_save", lambda figure, _: drawn.append(figure))
+    write(tmp_path, "cheetah-run", "redq", [900.0, 900.0])
+    plot_online.main(["--results", str(tmp_path)])
+    after = capsys.readouterr().out.splitlines()
+    assert after[4] == "| cheetah-run | 200 +- 141 (2 seeds) | **900 +- 0** (2 seeds) | 500 +- 141 (2 seeds) |"
+    for k in (6, 7):  # the aggregates
+        cells = after[k].split(" | ")
+        assert cells.pop(2) == "-"
+        assert " | ".join(cells) == before[k]
+    said = "Aggregated over cheetah-run, reacher-hard, the tasks of the most complete algorithms. "
+    assert after[9].startswith(f"{said}redq is left out, having no results on reacher-hard. Scores: ")
+    curves, aggregates = drawn
+    assert [len(axis.lines) for axis in curves.axes] == [3, 0, 2, 0, 0, 0]
+    assert [[text.get_text() for text in axis.get_yticklabels()] for axis in aggregates.axes] == [
+        ["sac", "synther-fast"],
+        ["sac"],
+    ]
+    assert "redq is left out" in aggregates.get_supxlabel()
+
+
+def test_without_the_subject_in_all_tasks_there_is_nothing_to_improve_on(tmp_path, capsys):
+    for task in ("cheetah-run", "reacher-hard"):
+        write(tmp_path, task, "sac", [100.0])
+    write(tmp_path, "cheetah-run", "synther-fast", [400.0])
+    plot_online.main(["--results", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "| IQM of normalised scores | 0.10 [0.10, 0.10] | - |" in text
+    assert "probability" not in text
+
+
+def test_a_folder_without_results_is_refused(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "none"):
+        said = refusal(capsys, "--results", folder)
+        assert f"{folder}: expected result files such as cheetah-run/sac.json, found none" in said
+    assert not (tmp_path / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"env": "Hopper-v5"}, "env to be the folder's name, not 'Hopper-v5'"),
+        ({"algo": "redq"}, "algo and preset as in the file's name"),
+        ({"steps": "many"}, "steps to be a number of steps, got 'many'"),
+        ({"curve": []}, "curve to be a list"),
+        ({"curve": [{"step": 1}]}, "curve to be a list"),
+        ({"curve": [{"step": 1, "returns": [1.0]}]}, "curve to be a list"),
+        ({"curve": [{"step": 1, "returns": [1.0, "x"]}]}, "curve to be a list"),
+        ({"curve": [{"step": n, "returns": [1.0, 2.0]} for n in (2000, 1000)]}, "steps rising"),
+        ({"wall_seconds": {"env": 1.0}}, "wall_seconds of total (positive)"),
+        ({"wall_seconds": {"total": 0}}, "wall_seconds of total (positive)"),
+        ({"wall_seconds": {"total": 1.0, "fit": "long"}}, "numbers for those of env, learner, fit, generate, evaluate"),
+    ],
+)
+def test_a_file_that_says_something_else_is_named(tmp_path, changes, said):
+    path = tmp_path / "cheetah-run" / "sac.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(result("cheetah-run", "sac", [1.0, 2.0]) | changes))
+    with pytest.raises(ValueError) as refused:
+        online_results.read_run(path)
+    assert str(refused.value).startswith(f"{path}: expected ")
+    assert said in str(refused.value)
+
+
+def test_damaged_files_and_missing_keys_are_named(tmp_path):
+    path = write(tmp_path, "cheetah-run", "sac", [1.0])
+    for text, said in (
+        ("{", "a damaged file"),
+        ("[]", "a JSON object"),
+        ('{"env": 1}', "missing: algo, preset, seeds"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError) as refused:
+            online_results.read_run(path)
+        assert str(refused.value).startswith(f"{path}: expected ")
+        assert said in str(refused.value)
+
+
+def test_a_result_without_its_origin_is_refused(tmp_path):
+    path = write(tmp_path, "cheetah-run", "sac", [1.0])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in content.items() if key != "commit"}))
+    with pytest.raises(ValueError, match=r"missing: commit$"):
+        online_results.read_run(path)
+
+
+def test_parts_of_the_time_are_shown_as_far_as_they_were_counted(tmp_path):
+    paths = [
+        write(tmp_path, "cheetah-run", "sac", [1.0], wall_seconds={"total": 60.0}),
+        write(tmp_path, "cheetah-run", "redq", [1.0], wall_seconds={"total": 60.0, "fit": 15.0}),
+    ]
+    assert plot_online.time_table([online_results.read_run(path) for path in paths]).splitlines()[2:] == [
+        "| cheetah-run | sac | 2000 | 1.0 | - | - | - | - | - | - |",
+        "| cheetah-run | redq | 2000 | 1.0 | - | - | 25.0% | - | - | - |",
+    ]
+
+
+def test_our_sac_can_be_shown_beside_that_of_stable_baselines3(tmp_path, capsys):
+    published = str(Path(__file__).parents[2] / "benchmarks" / "results" / "online")
+    asked = ["--algorithms", "sac", "sb3-sac", "--envs", "Hopper-v5"]
+    plot_online.main(["--results", published, *asked, "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "Return after 30,000 environment steps (some runs go on)" in text
+    assert "| Hopper-v5 | **389 +- 201** (8 seeds) | 332 +- 113 (6 seeds) |" in text
+    assert "different machines" in text
+    assert (tmp_path / "online.png").read_bytes()[:4] == PNG
+
+
+def test_the_published_table_is_that_of_the_published_results():
+    runs = online_results.read_runs(RESULTS)
+    step = online_results.reported_step(runs)
+    expected = plot_online.report(runs, step, plot_online.compare_runs(runs, step))
+    assert (RESULTS / "table.md").read_text(encoding="utf-8") == expected
+
+
+def test_the_readme_has_the_numbers_of_the_published_table():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("### Returns\n")[2]
+    published = cells_of((RESULTS / "table.md").read_text(encoding="utf-8"))
+    printed = cells_of(readme)
+    assert printed.keys() == published.keys()
+    assert {place: cell.replace(" (8 seeds)", "") for place, cell in published.items()} == printed
+
+
+def cells_of(text):
+    """The cells of the first table about tasks in a text, by row and column."""
+    lines = text[text.index("| task |") :].partition("\n\n")[0].splitlines()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in lines]
+    return {(row[0], name): cell for row in rows for name, cell in zip(header[1:], row[1:], strict=True)}
+
+
+def test_panels_stand_in_two_rows_of_three_and_missing_ones_stay_empty(tmp_path, monkeypatch):
+    path = write(tmp_path, "cheetah-run", "sac", [1.0, 3.0], steps=4000)
+    drawn = []
+    monkeypatch.setattr(plot_online, "_save", lambda figure, _: drawn.append(figure))
+    plot_online.draw_curves([online_results.read_run(path)], plot_online.TASKS, tmp_path / "unused.png")
+    axes = drawn[0].axes
+    assert [axis.get_title() for axis in axes[:3]] == list(DMC_TASKS)
+    assert [axis.get_title() for axis in axes[3:]] == list(GYM_TASKS)
+    assert axes[0].get_gridspec().get_geometry() == (2, 3)
+    np.testing.assert_array_equal(axes[0].lines[0].get_xydata(), [[2, 1], [4, 2]])
+    assert [len(axis.lines) for axis in axes] == [1, 0, 0, 0, 0, 0]
+    assert [text.get_text() for text in axes[5].texts] == ["no results"]
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["sac"]
+    assert "95 % stratified bootstrap interval" in drawn[0].get_supxlabel()

@@ -1,0 +1,488 @@
+"""An online run on Pendulum: stopped, killed, with damaged files, and with seeds and refits that fail."""
+
+import copy
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import online_stand_ins
+import pytest
+import torch
+
+from synther_replay import DiffusionGenerator
+from synther_replay.benchmarks.agents.policy import load_policies, policies_of
+from synther_replay.benchmarks.agents.sac import Hyperparameters
+from synther_replay.benchmarks.common.resumable import is_done
+from synther_replay.benchmarks.online import actors as online_agents
+from synther_replay.benchmarks.online import figures as plot_online
+from synther_replay.benchmarks.online import results as online_results
+from synther_replay.benchmarks.online.run import OnlineRun, run_to_file
+from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
+from synther_replay.errors import CheckpointError, DivergedError, GenerationError
+
+pytestmark = pytest.mark.filterwarnings("error:the environments did not come back")
+
+CPU = torch.device("cpu")
+STEPS = 260  # an episode of Pendulum is over after 200
+EVALUATIONS = (60, 120, 180, STEPS)
+SMALL = {"width": 32, "depth": 1, "steps": 20, "refresh_steps": 10, "batch_size": 32, "sampling_steps": 3}
+
+
+def settings(algo="synther", **changes):
+    values = {"env": "Pendulum-v1", "algo": algo, "preset": None, "seeds": 2, "steps": STEPS, "utd": 1}
+    values |= {"random_steps": 70, "episodes": 1}
+    if algo == "synther":
+        values |= {"preset": "tiny", "schedule": {"every": 80, "rows": 100}, "generator": SMALL}
+    return Settings(**{**values, **changes})
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    online_stand_ins.install(monkeypatch)
+    monkeypatch.setattr(Settings, "evaluation_steps", lambda self: set(EVALUATIONS))
+
+
+def run_through(checkpoint, of, device=CPU, **limits):
+    """One call of the program: a new run, begun or continued."""
+    lines = []
+    run = OnlineRun(of, device, lines.append)
+    finished = run.run(checkpoint, **limits)
+    run.lines = lines
+    assert finished == run.finished
+    return run
+
+
+def outcome(run):
+    """Everything that must not depend on stops."""
+    result = {key: value for key, value in run.result().items() if key != "wall_seconds"}
+    parts = {"learner": run.agents.learner, "replay": run.agents.replay}
+    return copy.deepcopy({**result, **{name: part.state_dict() for name, part in parts.items()}})
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Outcomes of runs that nothing happened to, each made once."""
+    made = {}
+
+    def get(of, folder):
+        key = json.dumps(of.to_json())
+        if key not in made:
+            made[key] = outcome(run_through(folder / "undisturbed", of))
+        return made[key]
+
+    return get
+
+
+class Killed(Exception):
+    """Stands for a signal."""
+
+
+def kill_at(monkeypatch, step):
+    """Let the next run break off in the middle of a step."""
+    taken = []
+    end_step = online_stand_ins.Environments.end_step
+
+    def breaking(self):
+        taken.append(1)
+        if len(taken) == step:
+            raise Killed
+        return end_step(self)
+
+    monkeypatch.setattr(online_stand_ins.Environments, "end_step", breaking)
+
+
+def spoil_seed(monkeypatch, agent, step, **fields):
+    """Let the environment of one agent leave the numbers at a step of each run."""
+    create = online_stand_ins.Environments.__init__
+
+    def spoilt(self, *args, **options):
+        create(self, *args, **options)
+        lane = self.group.lanes[agent]
+        genuine, taken = lane.step, []
+
+        def one_step(action):
+            after = genuine(action)
+            taken.append(1)
+            return after._replace(**fields) if len(taken) == step else after
+
+        lane.step = one_step
+
+    monkeypatch.setattr(online_stand_ins.Environments, "__init__", spoilt)
+
+
+class TestRun:
+    def test_learns_and_refits_when_it_should(self, tmp_path):
+        run = run_through(tmp_path / "c", settings())
+        result = run.result()
+        assert [(fit["step"], fit["steps"]) for fit in result["fits"]] == [(80, 20), (160, 10), (240, 10)]
+        assert [point["step"] for point in result["curve"]] == list(EVALUATIONS)
+        assert len({point["returns"][0] for point in result["curve"]}) > 2  # it has learnt something in between
+        assert run.agents.replay.count == STEPS
+        assert run.agents.replay.has_synthetic
+        assert int(run.agents.learner.environment_steps) == STEPS - 70
+        assert not (tmp_path / "c").exists()
+
+    def test_says_what_agents_think_of_the_latest_steps_once_they_learn(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(online_agents, "_LATEST", 32)  # the batch size here, so each counts once
+        run = run_through(tmp_path / "c", settings())
+        beliefs = run.result()["beliefs"]
+        assert [each["step"] for each in beliefs] == [step for step in EVALUATIONS if step > 70]
+        latest = run.agents.replay.real[:, STEPS - 32 : STEPS, run.agents.spec.rewards.start]
+        torch.testing.assert_close(torch.tensor(beliefs[-1]["reward"]), latest.mean(1), rtol=0, atol=1e-4)
+        assert all(0 < temperature < 1 for each in beliefs for temperature in each["temperature"])
+
+    def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
+        run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
+        files = {step: load_policies(tmp_path / "kept" / f"{step}.safetensors") for step in EVALUATIONS}
+        assert len(list((tmp_path / "kept").iterdir())) == len(files)
+        last = policies_of(run.agents.learner.policy_weights())
+        for policy, kept in zip(last, files[STEPS], strict=True):
+            np.testing.assert_array_equal(kept.layers["w2"], policy.layers["w2"].astype(np.float16))
+
+    @pytest.mark.parametrize("algo", ["sac", "synther"])
+    def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
+        genuine = OnlineRun._enter
+
+        def enter(self, environments):
+            genuine(self, environments)
+            self.agents.warm_up()
+
+        undisturbed(settings(algo), tmp_path)  # before it is changed
+        monkeypatch.setattr(OnlineRun, "_enter", enter)
+        assert same(outcome(run_through(tmp_path / "c", settings(algo))), undisturbed(settings(algo), tmp_path))
+
+    def test_rows_are_what_happened(self, tmp_path):
+        run = run_through(tmp_path / "c", settings("sac"))
+        rows, spec = run.agents.replay.real, run.agents.spec
+        here, led_to = rows[..., spec.observations], rows[..., spec.next_observations]
+        follows = (here[:, 1:] == led_to[:, :-1]).all(-1)
+        assert (~follows).nonzero().tolist() == [[0, 199], [1, 199]]  # only a new episode begins elsewhere
+        assert not rows[..., spec.terminated].any()  # a time limit is no end
+        assert rows[..., spec.actions].abs().max() <= 1
+        assert len(rows[:, :70, spec.actions].unique()) == 140  # no random action comes twice
+        assert (rows[..., spec.rewards] < 0).all()
+        assert not torch.equal(rows[0], rows[1])
+
+    def test_seeds_make_the_difference(self, tmp_path, undisturbed, same):
+        one = undisturbed(settings("sac"), tmp_path)
+        assert same(one, outcome(run_through(tmp_path / "c", settings("sac"))))
+        other = outcome(run_through(tmp_path / "d", settings("sac", first_seed=1)))
+        assert not same(one["replay"], other["replay"])
+        assert (one["seeds"], other["seeds"]) == ([0, 1], [1, 2])
+
+    @pytest.mark.parametrize("algo", ALGORITHMS)
+    def test_has_the_networks_of_its_algorithm(self, algo):
+        agents = OnlineRun(settings(algo), CPU).agents
+        assert agents.learner.settings.critics == (10 if algo == "redq" else 2)
+        assert (agents.generator is not None) == (algo == "synther")
+        assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
+
+    def test_time_left_is_by_what_steps_take_once_it_learns(self, monkeypatch):
+        lines = []
+        run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
+        # 60 s to compile and 20 s for the first steps, which say nothing of those to come, and then 0.4 s for each
+        for step, total in ((60, 70.0), (110, 80.0), (160, 100.0), (210, 120.0)):
+            run.progress.step, run.progress.seconds["start"] = step, 60.0
+            monkeypatch.setattr(run.progress, "total_seconds", lambda total=total: total)
+            run._collect(SimpleNamespace(collect=lambda wait, step=step: [step], results={step: [1.0, 3.0]}))
+        assert [line.partition("[1.0, 3.0], ")[2] for line in lines] == [
+            "70 s so far",
+            "80 s so far",
+            "100 s so far, 40 s left",
+            "120 s so far, 20 s left",
+        ]
+        assert lines[0].startswith("Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [")
+
+    def test_an_unknown_task_is_refused(self):
+        with pytest.raises(ValueError, match="env: there is no task"):
+            OnlineRun(settings(env="Pendulum-v99"), CPU)
+
+
+class TestContinuing:
+    @pytest.mark.parametrize("algo", ["synther", "redq"])
+    def test_a_run_stopped_after_each_stretch_ends_as_one_that_was_not(self, algo, tmp_path, undisturbed, same):
+        stops = 0
+        while not (run := run_through(tmp_path / "c", settings(algo), time_limit=0)).finished:
+            stops += 1
+            assert run.progress.step == stops * 50
+            assert run.lines[-1] == f"saved at step {stops * 50}"
+        assert stops == 5
+        assert same(outcome(run), undisturbed(settings(algo), tmp_path))
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.usefixtures("precision_restored")  # the run chooses it
+    def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
+        online_stand_ins.install(monkeypatch, stretch=STEPS // 2)
+        monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used
+        gpu = torch.device("cuda", 0)
+        expected = outcome(run_through(tmp_path / "undisturbed", settings(), gpu))
+        assert len({point["returns"][0] for point in expected["curve"]}) > 2  # it has learnt something in between
+        stopped = run_through(tmp_path / "c", settings(), gpu, time_limit=0)
+        assert stopped.progress.step == STEPS // 2
+        assert stopped.agents.replay.has_synthetic
+        assert type(stopped.agents.learner.critics).__name__ == "TritonCritics"
+        assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
+
+    @pytest.mark.parametrize("algo", ["synther", "redq"])
+    def test_a_killed_run_goes_on_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
+        checkpoint = tmp_path / "c"
+        run_through(checkpoint, settings(algo), time_limit=0)
+        saved = checkpoint.read_bytes()
+        with monkeypatch.context() as patch:
+            kill_at(patch, 130)  # steps 50 to 180 are lost, a refit and two evaluations among them
+            with pytest.raises(Killed):
+                run_through(checkpoint, settings(algo))
+        assert checkpoint.read_bytes() == saved
+        run = run_through(checkpoint, settings(algo))
+        assert run.lines[0] == "continued at step 50"
+        assert same(outcome(run), undisturbed(settings(algo), tmp_path))
+
+    def test_a_run_killed_before_its_first_checkpoint_begins_again(self, tmp_path, undisturbed, same, monkeypatch):
+        with monkeypatch.context() as patch:
+            kill_at(patch, 20)
+            with pytest.raises(Killed):
+                run_through(tmp_path / "c", settings("sac"))
+        assert not (tmp_path / "c").exists()
+        run = run_through(tmp_path / "c", settings("sac"))
+        assert same(outcome(run), undisturbed(settings("sac"), tmp_path))
+
+    def test_checkpoints_on_the_way_change_nothing(self, tmp_path, undisturbed, same):
+        run = run_through(tmp_path / "c", settings("sac"), checkpoint_every=0.0)
+        assert [line for line in run.lines if "saved" in line] == [f"saved at step {k}" for k in range(50, 251, 50)]
+        assert same(outcome(run), undisturbed(settings("sac"), tmp_path))
+
+    def test_other_settings_are_refused_and_the_checkpoint_left_alone(self, tmp_path):
+        checkpoint = tmp_path / "c"
+        run_through(checkpoint, settings(), time_limit=0)
+        saved = checkpoint.read_bytes()
+        others = [settings(utd=2), settings(first_seed=7), settings(generator={**SMALL, "sampling_steps": 4})]
+        for other in (*others, settings(steps=STEPS + 50), settings("sac")):
+            with pytest.raises(ValueError, match="was made with other settings"):
+                run_through(checkpoint, other)
+        assert checkpoint.read_bytes() == saved
+
+    def test_settings_that_json_knows_differently_are_the_same(self, tmp_path):
+        of = settings(generator={**SMALL, "betas": (0.9, 0.95)})
+        run_through(tmp_path / "c", of, time_limit=0)
+        assert run_through(tmp_path / "c", of, time_limit=0).progress.step == 100
+
+    @pytest.mark.parametrize("damage", ["empty", "half", "one byte", "other file"])
+    def test_a_damaged_checkpoint_is_an_error_and_left_alone(self, damage, tmp_path):
+        checkpoint = tmp_path / "c"
+        run_through(checkpoint, settings("sac"), time_limit=0)
+        content = checkpoint.read_bytes()
+        place = len(content) // 2
+        flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
+        checkpoint.write_bytes(contents[damage])
+        with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
+            run_through(checkpoint, settings("sac"))
+        assert checkpoint.read_bytes() == contents[damage]
+
+    def test_a_full_disk_is_named_and_the_last_checkpoint_kept(self, tmp_path, full_disk):
+        full_disk()
+        with pytest.raises(OSError, match=r"c: the run cannot be saved .* begins again, as nothing was saved"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        assert not list(tmp_path.iterdir())
+        full_disk(full=False)
+        run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        saved = (tmp_path / "c").read_bytes()
+        full_disk()
+        with pytest.raises(OSError, match=r"c: the run cannot be saved .* goes on from what was saved last"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        assert (tmp_path / "c").read_bytes() == saved
+
+    def test_environments_that_do_not_come_back_are_warned_of(self, tmp_path, monkeypatch):
+        run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        create = online_stand_ins.Environments.__init__
+
+        def elsewhere(self, *args, **options):
+            create(self, *args, **options)
+            return_to = self.return_to
+            self.return_to = lambda *where: return_to(*where) + np.float32(0.25)
+
+        monkeypatch.setattr(online_stand_ins.Environments, "__init__", elsewhere)
+        with pytest.warns(UserWarning, match="did not come back"):
+            run = run_through(tmp_path / "c", settings("sac"))
+        rows, spec = run.agents.replay.real, run.agents.spec
+        # what is stored is where the simulator says it was
+        moved = rows[:, 50, spec.observations] - rows[:, 49, spec.next_observations]
+        torch.testing.assert_close(moved, torch.full_like(moved, 0.25))
+
+    def test_other_code_is_warned_of_and_noted(self, tmp_path, monkeypatch):
+        run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
+        with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
+            run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        run = run_through(tmp_path / "c", settings("sac"))
+        assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
+
+    def test_time_goes_on_counting(self, tmp_path):
+        first = run_through(tmp_path / "c", settings("sac"), time_limit=0)
+        spent = first.progress.wall_seconds()
+        second = run_through(tmp_path / "c", settings("sac")).progress.wall_seconds()
+        assert second["total"] > first.progress.seconds["learner"]
+        for name in ("start", "env", "learner"):
+            assert second[name] > spent[name] > 0
+        assert second["total"] >= sum(second[name] for name in ("env", "learner", "start", "evaluate"))
+
+
+class TestFailingSeeds:
+    @pytest.mark.parametrize("fields", [{"reward": math.nan}, {"observation": np.full(3, np.inf, np.float32)}])
+    def test_a_seed_that_leaves_the_numbers_has_no_return_from_then_on(self, fields, tmp_path, monkeypatch):
+        spoil_seed(monkeypatch, agent=1, step=101, **fields)
+        with pytest.warns(UserWarning, match="seed 4 left the numbers at step 100; the others go on"):
+            run = run_through(tmp_path / "c", settings(first_seed=3))
+        result = run.result()
+        assert result["failed_at"] == [None, 100]
+        assert [[value is None for value in point["returns"]] for point in result["curve"]] == [
+            [False, False],
+            [False, True],
+            [False, True],
+            [False, True],
+        ]
+        assert all(math.isfinite(point["returns"][0]) for point in result["curve"])
+        assert [fit["step"] for fit in result["fits"]] == [80, 160, 240]
+        rows = run.agents.replay.real
+        assert torch.isfinite(rows).all()
+        assert torch.isfinite(run.agents.replay.synthetic).all()
+        assert not rows[1, 100:].any()
+        assert rows[0].any(-1).all()
+        json.dumps(result, allow_nan=False)
+
+    def test_the_others_do_not_notice(self, tmp_path, monkeypatch, undisturbed):
+        expected = undisturbed(settings("sac"), tmp_path)  # before anything is spoilt: others read it too
+        spoil_seed(monkeypatch, agent=1, step=101, reward=math.nan)
+        with pytest.warns(UserWarning, match="left the numbers"):
+            found = outcome(run_through(tmp_path / "c", settings("sac")))
+        assert torch.equal(found["replay"]["real"][0], expected["replay"]["real"][0])
+        assert [p["returns"][0] for p in found["curve"]] == [p["returns"][0] for p in expected["curve"]]
+
+    def test_a_run_with_a_failed_seed_can_be_stopped_too(self, tmp_path, monkeypatch, same):
+        def failing(step, name, **limits):
+            with monkeypatch.context() as patch, pytest.warns(UserWarning, match="seed 1 left the numbers at step 100"):
+                spoil_seed(patch, agent=1, step=step, reward=math.nan)
+                return run_through(tmp_path / name, settings(), **limits)
+
+        expected = outcome(failing(101, "a"))
+        for _ in range(2):
+            run = run_through(tmp_path / "b", settings(), time_limit=0)
+        failing(1, "b", time_limit=0)
+        while not run.finished:
+            run = run_through(tmp_path / "b", settings(), time_limit=0)
+        assert same(outcome(run), expected)
+
+    def test_a_policy_that_leaves_the_numbers_fails_its_seed(self, tmp_path, monkeypatch):
+        learn = online_stand_ins.online_agents.StackedSAC.learn
+
+        def spoilt(self):
+            learn(self)
+            if int(self.environment_steps) == 50:
+                self.policy.parameters[0] = math.nan
+
+        monkeypatch.setattr(online_stand_ins.online_agents.StackedSAC, "learn", spoilt)
+        with pytest.warns(UserWarning, match="seed 0 left the numbers at step 120"):
+            run = run_through(tmp_path / "c", settings())
+        result = run.result()
+        assert result["failed_at"] == [120, None]
+        # at step 120 the policy is lost already, though no action of it was taken
+        assert [point["returns"][0] is None for point in result["curve"]] == [False, True, True, True]
+        assert all(point["returns"][1] is not None for point in result["curve"])
+        assert len(result["fits"]) == 3
+
+    def test_where_all_fail_the_run_says_so_and_ends(self, tmp_path, monkeypatch):
+        spoil_seed(monkeypatch, agent=0, step=90, reward=math.nan)
+        with pytest.warns(UserWarning, match="left the numbers"):
+            run = run_through(tmp_path / "c", settings(seeds=1))
+        assert any("return of no seed, all failed" in line for line in run.lines)
+        assert run.result()["curve"][-1] == {"step": STEPS, "returns": [None]}
+
+
+class TestFailingRefits:
+    @pytest.mark.parametrize(
+        "error",
+        [DivergedError("loss is nan"), GenerationError("no rows"), MemoryError(), RuntimeError("out of memory")],
+    )
+    def test_a_failed_refit_keeps_the_rows_and_the_run_goes_on(self, error, tmp_path, monkeypatch):
+        fit, calls, kept = DiffusionGenerator.fit, [], []
+
+        def second_fails(self, transitions, **options):
+            calls.append(transitions.rows.shape[1])
+            if len(calls) == 2:
+                kept.append(run.agents.replay.synthetic.clone())
+                raise error
+            if len(calls) == 3:
+                kept.append(run.agents.replay.synthetic.clone())
+            return fit(self, transitions, **options)
+
+        monkeypatch.setattr(DiffusionGenerator, "fit", second_fails)
+        run = OnlineRun(settings(), CPU, lambda line: None)
+        with pytest.warns(UserWarning, match="refit at step 160 failed, keeping the synthetic rows"):
+            assert run.run(tmp_path / "c")
+        assert calls == [80, 160, 240]
+        assert torch.equal(*kept)
+        assert kept[0].any()
+        assert [fit["step"] for fit in run.result()["fits"]] == [80, 240]
+
+    def test_without_any_synthetic_rows_real_ones_do(self, tmp_path, monkeypatch):
+        def fails(self, transitions, **options):
+            raise DivergedError("loss is nan")
+
+        monkeypatch.setattr(DiffusionGenerator, "fit", fails)
+        with pytest.warns(UserWarning, match=r"refit at step (80|160|240) failed"):
+            run = run_through(tmp_path / "c", settings())
+        assert run.result()["fits"] == []
+        assert not run.agents.replay.has_synthetic
+        assert all(value is not None for point in run.result()["curve"] for value in point["returns"])
+
+    def test_any_other_error_is_not_hidden(self, tmp_path, monkeypatch):
+        def fails(self, transitions, **options):
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(DiffusionGenerator, "fit", fails)
+        with pytest.raises(RuntimeError, match="a bug"):
+            run_through(tmp_path / "c", settings())
+
+
+class TestToFile:
+    @pytest.mark.parametrize("algo", ["sac", "synther"])
+    def test_what_is_written_is_what_the_figures_read(self, algo, tmp_path):
+        of = settings(algo, first_seed=5)
+        path = tmp_path / "deep" / of.env / f"{of.name}.json"
+        assert not run_to_file(path, of, CPU, time_limit=0).finished
+        assert [p.name for p in path.parent.iterdir()] == [f".{of.name}.checkpoint"]
+        run = run_to_file(path, of, CPU)
+        assert run.finished
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+        assert is_done(path, of)
+        read = online_results.read_run(path)
+        assert (read.task, read.algorithm, read.budget) == (of.env, of.name, STEPS)
+        assert read.steps.tolist() == list(EVALUATIONS)
+        assert read.returns.shape == (2, len(EVALUATIONS))
+        assert np.isfinite(read.returns).all()
+        assert json.loads(path.read_text())["seeds"] == [5, 6]
+        assert of.env in plot_online.time_table([read])
+
+    def test_a_failed_seed_is_read_as_one(self, tmp_path, monkeypatch):
+        spoil_seed(monkeypatch, agent=0, step=130, reward=math.nan)
+        of = settings("sac")
+        with pytest.warns(UserWarning, match="left the numbers"):
+            run_to_file(tmp_path / of.env / "sac.json", of, CPU)
+        read = online_results.read_run(tmp_path / of.env / "sac.json")
+        assert np.isnan(read.returns).tolist() == [[False, False, True, True], [False] * 4]
+
+    def test_a_place_that_cannot_be_written_is_found_before_the_run(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(OnlineRun, "run", lambda *_, **__: pytest.fail("it ran"))
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match="out: expected a folder to write to"):
+            run_to_file(tmp_path / "file" / "x" / "sac.json", settings("sac"), CPU)
+
+
+def test_a_ratio_of_one_learns_as_sac_with_the_same_updates(tmp_path, undisturbed):
+    """With real rows only, refits may change the generator and nothing else."""
+    of = replace(settings(), real_ratio=1.0)
+    found, expected = outcome(run_through(tmp_path / "c", of)), undisturbed(settings("sac"), tmp_path)
+    assert torch.equal(found["replay"]["real"], expected["replay"]["real"])
+    assert found["curve"] == expected["curve"]

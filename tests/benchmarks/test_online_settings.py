@@ -1,0 +1,141 @@
+"""What an online run may be asked for, and when its result counts as there."""
+
+import json
+import math
+
+import pytest
+
+from synther_replay import DiffusionGenerator, GeneratorConfig
+from synther_replay.benchmarks.common.command_line import PRESETS
+from synther_replay.benchmarks.common.resumable import differences, is_done
+from synther_replay.benchmarks.online.settings import Settings
+
+
+def make(**changes):
+    return Settings(**{"env": "x", "algo": "sac", "preset": None, "seeds": 1, "steps": 1000, "utd": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (1, {1}),
+        (2_500, {2_500}),
+        (6_000, {2_500, 5_000, 6_000}),
+        (20_000, set(range(2_500, 20_001, 2_500))),
+        (25_000, {*range(2_500, 20_001, 2_500), 25_000}),
+        (50_000, {*range(2_500, 20_001, 2_500), 30_000, 40_000, 50_000}),
+    ],
+)
+def test_evaluations_are_frequent_at_first_and_include_the_last_step(steps, expected):
+    assert make(steps=steps).evaluation_steps() == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "random_steps", "expected"),
+    [
+        ("paper", 5_000, (10_000, 1_000_000, 10_000)),
+        ("paper", 12_000, (10_000, 1_000_000, 12_000)),
+        ("fast", 5_000, (2_500, 400_000, 5_000)),
+        ("fast", 100, (2_500, 400_000, 2_500)),
+        ("tiny", 100, (5_000, 20_000, 5_000)),
+    ],
+)
+def test_the_first_refit_follows_an_interval_and_the_random_steps(preset, random_steps, expected):
+    schedule = make(algo="synther", preset=preset, random_steps=random_steps).retrain_schedule()
+    assert (schedule.every, schedule.rows, schedule.start) == expected
+
+
+def test_a_schedule_can_be_changed_but_there_must_be_rows_to_fit():
+    changed = make(algo="synther", preset="fast", random_steps=1, schedule={"every": 3, "rows": 7})
+    schedule = changed.retrain_schedule()
+    assert (schedule.every, schedule.rows, schedule.start) == (3, 7, DiffusionGenerator.min_rows)
+
+
+@pytest.mark.parametrize("env", ["cheetah-run", "Pendulum-v1"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_only_the_papers_preset_leaves_rewards_as_they_are_and_only_for_dmc(preset, env):
+    made = make(env=env, algo="synther", preset=preset)
+    config = made.generator_config()
+    assert config.normalise_rewards == (preset != "paper" or env == "Pendulum-v1")
+    assert made.to_json()["generator"]["normalise_rewards"] == config.normalise_rewards  # what a result will say
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_only_the_papers_preset_has_another_network_online_and_nothing_else_changes(preset):
+    config = make(env="Pendulum-v1", algo="synther", preset=preset).generator_config()
+    published = {"embedding": 256} if preset == "paper" else {}  # offline it has 128
+    assert config == getattr(GeneratorConfig, preset)(**published)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_who_says_what_to_do_with_rewards_is_obeyed(chosen):
+    settings = {"normalise_rewards": chosen, "width": 64}
+    config = make(env="cheetah-run", algo="synther", preset="paper", generator=settings).generator_config()
+    assert (config.normalise_rewards, config.width) == (chosen, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo": "ppo"}, "algo: expected one of sac"),
+        ({"seeds": 0}, "seeds: .* at least 1, got 0"),
+        ({"steps": -5}, "steps: "),
+        ({"utd": 1.5}, "utd: expected a whole number, got 1.5"),
+        ({"random_steps": 0}, "random_steps: "),
+        ({"episodes": True}, "episodes: "),
+        ({"first_seed": -1}, "first_seed: "),
+        ({"real_ratio": 1.01}, "real_ratio: expected a number from 0 to 1, got 1.01"),
+        ({"real_ratio": math.nan}, "real_ratio: "),
+        ({"preset": "fast"}, "algo: sac has no generator"),
+        ({"schedule": {"every": 5}}, "algo: sac has no generator"),
+        ({"generator": {"width": 8}}, "algo: sac has no generator"),
+        ({"algo": "synther"}, "preset: expected one of paper, fast, tiny, got None"),
+        ({"algo": "synther", "preset": "slow"}, "preset: expected one of paper, fast, tiny, got 'slow'"),
+        ({"algo": "synther", "preset": "fast", "schedule": {"rows": 0}}, "rows: "),
+        ({"algo": "synther", "preset": "fast", "schedule": {"never": 1}}, "never"),
+        ({"algo": "synther", "preset": "fast", "generator": {"width": 7}}, "width: expected a multiple of 8"),
+        ({"algo": "synther", "preset": "fast", "generator": {"widht": 8}}, "widht"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(**changes)
+
+
+def test_names_are_those_of_files():
+    assert make().name == "sac"
+    assert make(algo="synther", preset="paper").name == "synther-paper"
+
+
+def test_they_compare_as_they_come_back_from_a_file(tmp_path):
+    made = make(algo="synther", preset="fast", generator={"betas": (0.9, 0.95)})
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"settings": made.to_json()}))
+    assert is_done(path, made)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe\x00"])
+def test_a_damaged_result_is_named_and_not_taken_for_one(tmp_path, content):
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"result.json is damaged .*; remove it first"):
+        is_done(path, make())
+    assert path.read_bytes() == content
+
+
+def test_a_result_of_other_settings_is_refused(tmp_path):
+    path = tmp_path / "result.json"
+    assert not is_done(path, make())
+    for found in (make(seeds=2).to_json(), None):
+        path.write_text(json.dumps({"settings": found}))
+        with pytest.raises(ValueError, match="holds the result of other settings"):
+            is_done(path, make())
+
+
+def test_settings_that_differ_are_named_one_by_one_and_absent_is_not_none():
+    found = {"steps": 1, "generator": {"width": 8, "patience": None}, "gone": 0}
+    wanted = {"steps": 2, "generator": {"width": 8, "patience": None, "max_seconds": None}}
+    told = differences(found, wanted)
+    assert told == "steps 1, not 2, max_seconds 'absent', not None, gone 0, not 'absent'"
+    assert not differences(wanted, wanted)
+    assert differences(None, wanted).startswith("settings None, not {")

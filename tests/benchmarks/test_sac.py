@@ -1,0 +1,290 @@
+"""The stacked learner against a plain one: modules, automatic differentiation and PyTorch's own Adam."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from synther_replay import Transitions, TransitionSpec
+from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, initialise, padded
+from synther_replay.benchmarks.agents.replay import StackedReplay
+from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
+
+OBSERVATIONS, ACTIONS, HIDDEN, BATCH, UPDATES = 5, 2, 16, 12, 4
+SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
+
+
+def random_rows(*lead, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    rows = torch.randn(*lead, SPEC.dim, generator=rng)
+    rows[..., SPEC.actions] = rows[..., SPEC.actions].tanh()
+    rows[..., SPEC.terminated] = (rows[..., SPEC.terminated] > 1).float()
+    return rows
+
+
+def stacked(agents=1, critics=2, seed=0, **changes):
+    replay = StackedReplay(SPEC, agents, capacity=50, device=torch.device("cpu"))
+    settings = Hyperparameters(critics=critics, updates=UPDATES, batch_size=BATCH, hidden=HIDDEN, **changes)
+    return StackedSAC(replay, -1.5, settings, seed=seed)
+
+
+def randomness(agents, critics, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    next_noise = torch.randn(agents, UPDATES, BATCH, ACTIONS, generator=rng)
+    policy_noise = torch.randn(agents, BATCH, ACTIONS, generator=rng)
+    order = torch.rand(UPDATES, agents, critics, generator=rng).argsort(-1).argsort(-1)
+    return next_noise, torch.where(order < 2, 0.0, torch.inf), policy_noise
+
+
+class PlainAgent:
+    """SAC and REDQ as a textbook writes them, one agent, one network at a time."""
+
+    def __init__(self, learner, agent, critics):
+        self.learner, self.critics = learner, critics
+        first = agent * critics
+        self.values = [self.network(learner.critic.parameters[first + n], learner.critic_shape) for n in range(critics)]
+        self.targets = [self.network(learner.target[first + n], learner.critic_shape) for n in range(critics)]
+        self.policy = self.network(learner.policy.parameters[agent], learner.policy_shape)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        values = [p for q in self.values for p in q.parameters()]
+        self.optimisers = [torch.optim.Adam(p, lr=3e-4) for p in (values, self.policy.parameters(), [self.log_alpha])]
+
+    @staticmethod
+    def network(flat, shape):
+        w = Layers.of(flat.clone()[None], shape)
+        net = nn.Sequential(
+            nn.Linear(shape.inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
+            nn.Linear(HIDDEN, shape.outputs),
+        )  # fmt: skip
+        with torch.no_grad():
+            net[0].weight.copy_(w["w1"][0, : shape.inputs].T)
+            net[0].bias.copy_(w["w1"][0, shape.inputs])
+            net[2].weight.copy_(w["w2"][0].T)
+            net[2].bias.copy_(w["b2"][0, 0])
+            net[4].weight.copy_(w["w3"][0].T)
+            net[4].bias.copy_(w["b3"][0, 0])
+        return net
+
+    def act(self, observations, noise):
+        mean, log_std = self.policy(observations).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        u = mean + normal.stddev * noise
+        log_prob = normal.log_prob(u) - torch.log(1 - u.tanh() ** 2 + 1e-12)
+        return u.tanh(), log_prob.sum(-1, keepdim=True)
+
+    def update(self, rows, next_noise, left_out, policy_noise):
+        critic_optimiser, policy_optimiser, alpha_optimiser = self.optimisers
+        for k in range(len(rows)):
+            observations, actions, rewards, following, terminated = rows[k].split(
+                (OBSERVATIONS, ACTIONS, 1, OBSERVATIONS, 1), -1
+            )
+            with torch.no_grad():
+                next_actions, log_prob = self.act(following, next_noise[k])
+                chosen = [n for n in range(self.critics) if left_out[k, n] == 0]
+                x = torch.cat((following, next_actions), -1)
+                smallest = torch.stack([self.targets[n](x) for n in chosen]).min(0).values
+                value = smallest - self.log_alpha.exp() * log_prob
+                target = rewards + 0.99 * (1 - terminated) * value
+            x = torch.cat((observations, actions), -1)
+            loss = sum(nn.functional.mse_loss(q(x), target) for q in self.values)
+            critic_optimiser.zero_grad()
+            loss.backward()
+            critic_optimiser.step()
+            with torch.no_grad():
+                for q, t in zip(self.values, self.targets, strict=True):
+                    for p, followed in zip(q.parameters(), t.parameters(), strict=True):
+                        followed.copy_(0.995 * followed + 0.005 * p)
+        actions, log_prob = self.act(observations, policy_noise)
+        x = torch.cat((observations, actions), -1)
+        q = torch.stack([q(x) for q in self.values]).mean(0)
+        policy_optimiser.zero_grad()
+        (self.log_alpha.exp().detach() * log_prob - q).mean().backward()
+        policy_optimiser.step()
+        alpha_optimiser.zero_grad()
+        (-self.log_alpha * (log_prob.detach() + self.learner.target_entropy)).mean().backward()
+        alpha_optimiser.step()
+
+    def same_as(self, learner, agent):
+        expected = [*self.values, *self.targets, self.policy]
+        first = agent * self.critics
+        found = [learner.critic.parameters[first + n] for n in range(self.critics)]
+        found += [learner.target[first + n] for n in range(self.critics)]
+        found = [self.network(flat, learner.critic_shape) for flat in found]
+        found.append(self.network(learner.policy.parameters[agent], learner.policy_shape))
+        for theirs, ours in zip(expected, found, strict=True):
+            for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+                torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(learner.log_alpha.parameters[agent], self.log_alpha, rtol=1e-6, atol=1e-8)
+
+
+@pytest.fixture
+def double_precision():
+    """Where a gradient is nearly zero Adam divides rounding errors by rounding errors; so round less."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(("agents", "critics"), [(1, 2), (1, 10), (3, 2), (2, 5)])
+def test_updates_are_those_of_a_plain_agent(agents, critics):
+    learner = stacked(agents, critics)
+    plain = [PlainAgent(learner, agent, critics) for agent in range(agents)]
+    before = learner.critic.parameters.clone()
+    for block in range(3):
+        rows = random_rows(agents, UPDATES, BATCH, seed=block)
+        next_noise, left_out, policy_noise = randomness(agents, critics, seed=block + 10)
+        learner.update(rows, next_noise, left_out, policy_noise)
+        for agent, reference in enumerate(plain):
+            reference.update(rows[agent], next_noise[agent], left_out[:, agent], policy_noise[agent])
+    assert not torch.equal(learner.critic.parameters, before)
+    for agent, reference in enumerate(plain):
+        reference.same_as(learner, agent)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("critics", [2, 5])
+def test_beliefs_are_those_of_a_plain_agent_and_change_nothing(critics):
+    learner = stacked(2, critics)
+    learner.log_alpha.parameters.copy_(torch.tensor([[0.5], [-1.0]]))
+    rows, before, stream = random_rows(2, BATCH), learner.state_dict(), learner.rng.get_state()
+    beliefs = learner.beliefs(rows)
+    for agent in range(2):
+        plain = PlainAgent(learner, agent, critics)
+        with torch.no_grad():
+            values = torch.stack([q(rows[agent, :, : OBSERVATIONS + ACTIONS]) for q in plain.values])
+            noise = torch.randn(20_000, BATCH, ACTIONS, generator=torch.Generator().manual_seed(1))
+            _, log_prob = plain.act(rows[agent, :, :OBSERVATIONS], noise)
+        torch.testing.assert_close(beliefs["value"][agent], values.mean())
+        torch.testing.assert_close(beliefs["reward"][agent], rows[agent, :, OBSERVATIONS + ACTIONS].mean())
+        drawn = log_prob.mean((1, 2)).std()  # of a mean over as many actions as there are rows
+        assert abs(beliefs["entropy"][agent] + log_prob.mean()) < 4 * drawn
+    torch.testing.assert_close(beliefs["temperature"], torch.tensor([0.5, -1.0]).exp())
+    assert torch.equal(learner.rng.get_state(), stream)
+    torch.testing.assert_close(learner.state_dict(), before, rtol=0, atol=0)
+
+
+def test_an_agent_does_not_depend_on_its_neighbours_rows():
+    rows, noise = random_rows(2, UPDATES, BATCH), randomness(2, 2)
+    one, other = stacked(2), stacked(2)
+    one.update(rows, *noise)
+    changed = rows.clone()
+    changed[1] = math.nan
+    other.update(changed, *noise)
+    torch.testing.assert_close(one.critic.parameters[:2], other.critic.parameters[:2], rtol=0, atol=0)
+    torch.testing.assert_close(one.policy.parameters[0], other.policy.parameters[0], rtol=0, atol=0)
+    assert not torch.isfinite(other.critic.parameters[2:]).all()
+
+
+def test_large_pre_activations_give_finite_log_probabilities():
+    learner = stacked()
+    Layers.of(learner.policy.parameters, learner.policy_shape)["b3"][..., :ACTIONS] = 40.0
+    learner.update(random_rows(1, UPDATES, BATCH), *randomness(1, 2))
+    for tensor in learner.state_dict().values():
+        assert torch.isfinite(tensor).all()
+
+
+def test_initial_weights_are_xavier_and_padding_is_zero():
+    shape = MlpShape(inputs=5, outputs=3, hidden=64)
+    layers = Layers.of(initialise(shape, 4, torch.Generator().manual_seed(0)), shape)
+    bound = math.sqrt(6 / (5 + 64))
+    assert 0.9 * bound < layers["w1"][:, :5].abs().max() <= bound
+    assert layers["w1"][:, 5:].count_nonzero() == layers["b2"].count_nonzero() == layers["b3"].count_nonzero() == 0
+    assert len(torch.unique(layers["w2"].flatten(1)[:, 0])) == 4
+
+
+def test_padded_inputs_have_a_one_after_the_parts():
+    x = padded(torch.full((2, 3), 7.0), torch.full((2, 1), 8.0), columns=8)
+    assert x.tolist() == [[7, 7, 7, 8, 1, 0, 0, 0]] * 2
+
+
+def test_actions_follow_the_policy_and_its_seed():
+    one, same, other = stacked(2), stacked(2), stacked(2, seed=1)
+    for learner in (one, same, other):
+        learner.observations.copy_(torch.ones(2, OBSERVATIONS))
+        learner.act()
+    assert torch.equal(one.actions, same.actions)
+    assert not torch.equal(one.actions, other.actions)
+    assert one.actions.abs().max() < 1
+    first = one.actions.clone()
+    one.act()
+    assert not torch.equal(one.actions, first)
+    one.reseed(0)
+    one.act()
+    assert torch.equal(one.actions, first)
+
+
+def test_a_saved_learner_goes_on_as_if_nothing_had_happened():
+    one, other = stacked(2), stacked(2, seed=5)
+    for learner in (one, other):
+        for k in range(50):
+            learner.replay.add(random_rows(2, seed=k))
+    one.learn()
+    other.seed = one.seed
+    other.load_state_dict(one.state_dict())
+    for learner in (one, other):
+        learner.reseed(3)
+        learner.learn()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+class TestReplay:
+    def make(self, agents=2, ratio=0.25):
+        replay = StackedReplay(SPEC, agents, capacity=30, synthetic=20, real_ratio=ratio, device=torch.device("cpu"))
+        for k in range(10):
+            replay.add(torch.full((agents, SPEC.dim), float(k)) + 100 * torch.arange(agents)[:, None])
+        return replay
+
+    def test_draws_only_what_was_added_and_each_agent_its_own(self):
+        rows = self.make().draw(50, 8, torch.Generator().manual_seed(0))
+        assert rows.shape == (2, 50, 8, SPEC.dim)
+        assert set(rows[0].flatten().tolist()) == set(range(10))
+        assert set(rows[1].flatten().tolist()) == set(range(100, 110))
+
+    def test_batches_hold_exactly_the_share_of_real_rows(self):
+        replay = self.make()
+        replay.replace_synthetic(Transitions(SPEC, torch.full((2, 20, SPEC.dim), -1.0)))
+        rows = replay.draw(5, 8, torch.Generator().manual_seed(0))
+        assert ((rows[..., 0] == -1).sum(2) == 6).all()
+
+    def test_transitions_are_all_that_was_added(self):
+        assert self.make().transitions().rows.shape == (2, 10, SPEC.dim)
+        assert self.make(agents=1).transitions().rows.shape == (10, SPEC.dim)
+
+    def test_state_comes_back(self):
+        replay, fresh = (
+            self.make(),
+            StackedReplay(SPEC, 2, capacity=30, synthetic=20, real_ratio=0.25, device=torch.device("cpu")),
+        )
+        replay.replace_synthetic(Transitions(SPEC, torch.rand(2, 20, SPEC.dim)))
+        fresh.load_state_dict(replay.state_dict())
+        drawn = [r.draw(3, 8, torch.Generator().manual_seed(1)) for r in (replay, fresh)]
+        assert torch.equal(*drawn)
+        assert fresh.count == 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("tensor_cores")
+class TestOnGpu:
+    def test_a_captured_block_is_the_block_itself(self):
+        device = torch.device("cuda", 0)
+        learners = []
+        for _ in range(2):
+            replay = StackedReplay(SPEC, 2, capacity=50, device=device)
+            for k in range(50):
+                replay.add(random_rows(2, seed=k))
+            settings = Hyperparameters(critics=2, updates=3, batch_size=64, hidden=64)
+            learners.append(StackedSAC(replay, -1.5, settings))
+        captured, eager = learners
+        captured.prepare()
+        for learner in learners:
+            learner.reseed(1)
+        for _ in range(3):
+            captured.learn()
+            eager._draw_and_update()
+        for name, tensor in eager.state_dict().items():
+            torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)

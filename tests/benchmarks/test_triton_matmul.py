@@ -1,0 +1,176 @@
+"""The kernel for products computes what the operations compute.
+
+It runs on a GPU, or with ``TRITON_INTERPRET=1`` where Triton is installed on any machine.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from synther_replay import Transitions, TransitionSpec
+from synther_replay.benchmarks.agents import cql, edac
+from synther_replay.benchmarks.agents.cql import CQLSettings, StackedCQL
+from synther_replay.benchmarks.agents.edac import EDACSettings, StackedEDAC
+from synther_replay.benchmarks.agents.iql import IQLSettings, StackedIQL
+from synther_replay.benchmarks.agents.networks import critics
+from synther_replay.benchmarks.agents.networks import matmul as products
+from synther_replay.benchmarks.agents.networks import torch_networks as networks
+from synther_replay.benchmarks.agents.networks.mlp import (
+    Layers,
+    MlpShape,
+    add_backward_of_slopes,
+    backward,
+    backward_to_inputs,
+    forward,
+    initialise_as_torch,
+    operands,
+    padded,
+    slopes,
+)
+from synther_replay.benchmarks.agents.shared_rows import SharedRows
+from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+if not (torch.cuda.is_available() or INTERPRETED):
+    pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+triton_products = importlib.import_module("triton_products")
+product = triton_products.product
+STACK = 2
+
+
+@pytest.fixture
+def normal():
+    """Draws normal numbers."""
+    rng = torch.Generator(DEVICE).manual_seed(0)
+    return lambda *size: torch.randn(size, generator=rng, device=DEVICE)
+
+
+def exact(a, b):
+    return torch.bmm(a.double(), b.double()).float()
+
+
+SIZES = [(64, 64, 64), (256, 128, 192), (40, 24, 130), (17, 1, 5), (130, 6, 256)]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+def test_operands_may_lie_across(m, n, k, normal):
+    a, b = normal(STACK, m, k).half(), normal(STACK, k, n).half()
+    expected = exact(a, b)
+    for left in (a, a.mT.contiguous().mT):
+        for right in (b, b.mT.contiguous().mT):
+            found = product(left, right, dtype=torch.float32)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tile", range(len(triton_products._TILES)))
+@pytest.mark.parametrize(("m", "n"), [(256, 128), (150, 140)])
+def test_all_tiles_give_the_same(tile, m, n, normal, monkeypatch):
+    monkeypatch.setattr(triton_products, "_TILES", triton_products._TILES[tile:])
+    monkeypatch.setattr(triton_products, "_MULTIPROCESSORS", 1)  # the largest will do
+    a, b = normal(STACK, m, triton_products._LONG).half(), normal(STACK, triton_products._LONG, n).half()
+    torch.testing.assert_close(product(a, b, dtype=torch.float32), exact(a, b), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+def test_what_follows_the_product(m, n, k, normal):
+    a, b, bias = normal(STACK, m, k).half(), normal(STACK, k, n).half(), normal(STACK, 1, n).half()
+    unit = normal(STACK, m, n).relu().half()
+    near = {"atol": 1e-4, "rtol": 1e-3}
+    expected = (exact(a, b) + bias.float()).relu().half()
+    torch.testing.assert_close(product(a, b, bias=bias, relu=True), expected, **near)
+    expected = torch.where(unit > 0, exact(a, b), 0.0).half()
+    torch.testing.assert_close(product(a, b, unit=unit), expected, **near)
+    assert product(a, b, unit=unit).dtype == torch.half
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_it_writes_where_it_is_told_and_nowhere_else(add, normal):
+    shape = MlpShape(11, 1, 64, 3)
+    flat = normal(STACK, shape.parameters)
+    before, layers = flat.clone(), Layers.of(flat, shape)
+    a, b = normal(STACK, 32, 64).half(), normal(STACK, 32, 64).half()
+    product(a.mT, b, factor=0.25, out=layers["w3"], add=add)
+    expected = Layers.of(before.clone(), shape)
+    expected["w3"].mul_(float(add)).add_(exact(a.mT, b), alpha=0.25)
+    for name, part in layers.items():
+        torch.testing.assert_close(part, expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_what_halves_cannot_hold_is_put_at_their_end_and_what_is_no_number_stays_none():
+    large, wide = torch.full((1, 16, 16), 300.0, device=DEVICE).half(), torch.ones(1, 16, 16, device=DEVICE).half()
+    assert product(large, 300 * wide).eq(65504).all()
+    large[0, 0, 0] = torch.nan
+    assert product(large, wide, relu=True)[0, 0].isnan().all()
+
+
+def test_places_without_meaning_are_refused(normal):
+    a, b = normal(STACK, 16, 16).half(), normal(STACK, 16, 16).half()
+    with pytest.raises(ValueError, match="side by side"):
+        product(a, b, out=normal(STACK, 16, 16).mT)
+    with pytest.raises(ValueError, match="side by side"):
+        product(a, b, unit=normal(STACK, 16, 16).mT)
+
+
+@pytest.mark.parametrize(("outputs", "layers"), [(1, 3), (6, 2), (1, 4)])
+def test_networks_compute_the_same_with_and_without_it(outputs, layers, normal, monkeypatch):
+    shape = MlpShape(11, outputs, 64, layers)
+    parameters = initialise_as_torch(shape, STACK, torch.Generator().manual_seed(1)).to(DEVICE)
+    x = padded(normal(STACK, 80, 11), columns=shape.padded_inputs)
+    rows = 80 if outputs == 1 else 48  # that it learns from may be fewer than it was asked about
+    d_y, d_slope = normal(STACK, rows, outputs) / rows, normal(STACK, 80, shape.padded_inputs) / 80
+    uses = []
+
+    def act(kernel):
+        monkeypatch.setattr(products, "_has_kernel", lambda a: (uses.append(kernel), kernel)[1])
+        w = operands(parameters, shape, torch.half)
+        y, kept = forward(w, x)
+        kept = kept.first_rows(rows)
+        gradient = torch.zeros_like(parameters)
+        backward(w, kept, d_y, Layers.of(gradient, shape))
+        found = [y, gradient.clone(), backward_to_inputs(w, kept, d_y)]
+        if outputs == 1:
+            steps = slopes(w, kept)
+            add_backward_of_slopes(w, kept, steps, d_slope, Layers.of(gradient, shape))
+            found += [steps[-1], gradient]
+        return found
+
+    for found, expected in zip(act(True), act(False), strict=True):
+        assert found.dtype == expected.dtype == torch.float32
+        assert torch.linalg.norm(found - expected) < 0.01 * torch.linalg.norm(expected)
+    assert set(uses) == {True, False}
+
+
+SMALL = {"batch_size": 64, "hidden": 64, "hidden_layers": 3, "updates_per_call": 2}
+LEARNERS = {
+    "td3bc": (StackedTD3BC, TD3BCSettings(**SMALL)),
+    "iql": (StackedIQL, IQLSettings(**SMALL)),
+    "edac": (StackedEDAC, EDACSettings(**SMALL, critics=3)),
+    "cql": (StackedCQL, CQLSettings(**SMALL)),
+}
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_learners_learn_the_same_with_and_without_it(algo, normal, monkeypatch):
+    spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (3,)), Box(-1, 1, (2,)))
+    made = normal(300, spec.dim)
+    made[:, spec.actions], made[:, spec.terminated] = made[:, spec.actions].tanh(), 0.0
+    for module in (critics, networks, cql, edac):
+        monkeypatch.setattr(module, "operands", functools.partial(operands, dtype=torch.half))
+
+    def learned(kernel):
+        monkeypatch.setattr(products, "_has_kernel", lambda a: kernel and a.dtype == torch.half)
+        build, settings = LEARNERS[algo]
+        learner = build(SharedRows(Transitions(spec, made), device=DEVICE), 2, settings, seed=0)
+        learner.learn()
+        return learner
+
+    found, expected = learned(True), learned(False)
+    for one, other in ((found.policy, expected.policy), (found.critic, expected.critic)):
+        assert torch.linalg.norm(one.mean - other.mean) < 0.01 * torch.linalg.norm(other.mean)

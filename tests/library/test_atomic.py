@@ -1,0 +1,101 @@
+"""Files are there whole or as before."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+
+import pytest
+
+from synther_replay.persistence.atomic import replacing
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a[b].json"
+    path.write_text("old")
+    return path
+
+
+def names(path):
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_new_file_takes_the_place_of_the_old_one_at_the_end(path):
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(path) == [path.name]
+
+
+def test_a_link_stays_one_and_what_it_points_to_is_replaced(path, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = elsewhere / "link"
+    link.symlink_to(path)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and path.read_text() == "new"
+    assert [*elsewhere.iterdir()] == [link]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+def test_failure_keeps_the_old_file_and_leaves_no_other(path, error):
+    with pytest.raises(type(error)), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert names(path) == [path.name]
+
+
+def test_nothing_written_is_an_error(path):
+    with pytest.raises(FileNotFoundError), replacing(path):
+        pass
+    assert path.read_text() == "old"
+
+
+def test_missing_folder_is_refused_by_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"), replacing(tmp_path / "none" / "file"):
+        pass
+
+
+def left_behind(path, name, machine, process, *, hours=0):
+    file = path.with_name(f".{name}.{machine}.{process}.synther.tmp")
+    file.write_text("half")
+    os.utime(file, (time.time() - 3_600 * hours,) * 2)
+    return file
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no way to ask for a process")
+def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(path):
+    killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    killed.kill()
+    killed.wait()
+    here, running = platform.node().replace(".", "-"), os.getppid()
+    for name in (path.name, "other.json"):
+        left_behind(path, name, here, killed.pid)
+    stay = [
+        left_behind(path, path.name, here, running),
+        left_behind(path, "other.json", here, running, hours=2),
+        left_behind(path, path.name, "elsewhere", killed.pid),
+        left_behind(path, "other.json", "elsewhere", killed.pid, hours=2),
+        path.with_name(".no.name.of.ours.synther.tmp"),
+        path.with_name(f".other.json.{killed.pid}.tmp"),
+    ]
+    for file in stay[-2:]:
+        file.write_text("somebody's")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert names(path) == sorted([path.name, *(file.name for file in stay)])
+
+
+def test_what_is_old_and_in_the_way_is_removed_wherever_it_is_from(path):
+    for machine, process in (("elsewhere", 1), (platform.node().replace(".", "-"), os.getppid())):
+        left_behind(path, path.name, machine, process, hours=2)
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert names(path) == [path.name]
