@@ -108,6 +108,29 @@ def test_no_two_modules_import_each_other_by_any_way() -> None:
         visit(name, ())
 
 
+def reached(name: str) -> set[str]:
+    """Modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = set(EDGES[waiting.pop()]) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_the_buffer_knows_no_diffusion() -> None:
+    known = reached("synther_replay.replay.buffer")
+    assert "synther_replay.replay.store" in known
+    assert not [name for name in known if "diffusion" in name or name.endswith((".generator", ".codec", ".config"))]
+
+
+def test_diffusion_knows_no_reinforcement_learning() -> None:
+    for name in MODULES:
+        if name.startswith("synther_replay.diffusion"):
+            assert not [other for other in reached(name) if ".data." in other or ".replay." in other], name
+
+
 def test_the_library_imports_no_framework() -> None:
     frameworks = {"stable_baselines3", "torchrl", "tensordict", "h5py"}
     for name, path in MODULES.items():

@@ -12,6 +12,7 @@ from synther_replay.adapters.corl import ReplayBuffer
 from synther_replay.benchmarks.data.registry import load
 from synther_replay.benchmarks.offline import upsampled
 from synther_replay.benchmarks.offline.upsampled import Upsampled
+from synther_replay.persistence.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
 SYNTHETIC = cell(data="synther", steps=100, evaluate_every=100)
