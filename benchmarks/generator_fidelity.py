@@ -1,6 +1,6 @@
 """How like the real rows the generated ones are: our generator, TVAE and CTGAN, fitted to the same rows.
 
-    python benchmarks/fidelity.py --dataset halfcheetah-medium-replay-regen --out benchmarks/results/fidelity/name.json
+    python benchmarks/generator_fidelity.py --dataset halfcheetah-medium-replay-regen --out fidelity.json
 
 Each is fitted to rows drawn from the set and generates as many. Measured are marginal and correlation, memorisation,
 seconds, compression, and the error in the dynamics against the distance to the data, which real rows with noise are
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from synther_replay.benchmarks.common.command_line import GENERATOR_PRESETS, failed
+from synther_replay.benchmarks.common.command_line import GENERATOR_PRESETS, exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.environments.simulators import SIMULATORS
 from synther_replay.benchmarks.fidelity.run import draw_figures, measure, our_own, prepare
@@ -27,7 +27,9 @@ from synther_replay.common.checks import resolve_device
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line, and a parser to complain about it with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", required=True, help="a name that datasets.py knows, or an .npz of collect.py")
+    parser.add_argument(
+        "--dataset", required=True, help="a name that offline_d4rl.py knows, or an .npz file"
+    )
     parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
     parser.add_argument(
         "--preset", choices=GENERATOR_PRESETS, help="of our generator; by default offline on a GPU, tiny on a CPU"
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fault = error
     print(tables(results.content()))
     if fault:
-        sys.exit(failed(2, f"{fault}; once it can be written, the same command adds what is missing"))
+        sys.exit(exit_with_error(2, f"{fault}; once it can be written, the same command adds what is missing"))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.command_line import failed
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.data.download import RECIPES, REGENERATED
 from synther_replay.benchmarks.data.generate import identity, is_there, make
 from synther_replay.benchmarks.data.recipes import MissingPolicyError, Recipe, recipe
 from synther_replay.benchmarks.data.registry import regenerated_folder
-from synther_replay.benchmarks.data.rollouts import Studio
+from synther_replay.benchmarks.data.rollouts import RolloutPool
 from synther_replay.common.checks import whole_number
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
@@ -91,24 +91,24 @@ def main() -> int:
     try:
         orders, left_out = plan(args)
     except (ValueError, MissingPolicyError, OSError, ImportError) as error:
-        return failed(2, error)
+        return exit_with_error(2, error)
     path = args.out
     try:
-        with Studio(args.workers) as studio:
+        with RolloutPool(args.workers) as pool:
             for made_by, path in orders:
                 begun = time.perf_counter()
-                attributes = make(made_by, args.seed, path, studio)
+                attributes = make(made_by, args.seed, path, pool)
                 print(_line(path, attributes, time.perf_counter() - begun), flush=True)
     except KeyboardInterrupt:
-        return failed(130, f"{path}: was interrupted, nothing of it is written")
+        return exit_with_error(130, f"{path}: was interrupted, nothing of it is written")
     except BrokenProcessPool:
-        return failed(1, f"{path}: a process that plays has died, nothing of it is written")
+        return exit_with_error(1, f"{path}: a process that plays has died, nothing of it is written")
     except OSError as error:
-        return failed(1, f"{path}: cannot be written, nothing of it is left: {error}")
+        return exit_with_error(1, f"{path}: cannot be written, nothing of it is left: {error}")
     except ValueError as error:
-        return failed(1, error)
+        return exit_with_error(1, error)
     for sentence in left_out:
-        failed(1, sentence)
+        exit_with_error(1, sentence)
     return 1 if left_out else 0
 
 

@@ -21,12 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.agents.augment import AUGMENTATIONS
-from synther_replay.benchmarks.common.command_line import GENERATOR_PRESETS, add_run_options, failed, folder, setting
-from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, what_follows
+from synther_replay.benchmarks.common.command_line import (
+    GENERATOR_PRESETS,
+    add_run_options,
+    exit_with_error,
+    folder,
+    setting,
+)
+from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, resume_hint
 from synther_replay.benchmarks.data.download import regenerated_folder
 from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.run import run_to_file
-from synther_replay.benchmarks.offline.settings import ALGORITHMS, DATA, NETWORKS, RESULTS, Cell
+from synther_replay.benchmarks.offline.settings import ALGORITHMS, DATA, NETWORKS, RESULTS, OfflineConfig
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
@@ -38,7 +44,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
 _GENERATED = tuple(data for data in DATA if data != "real")
-_TAKEN_BY = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "real_ratio": ("mixed",)}
+OPTION_APPLIES_TO = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "real_ratio": ("mixed",)}
 
 
 def parse() -> argparse.Namespace:
@@ -100,10 +106,10 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     try:
         args.device = resolve_device(args.device)
-        args.cells = [cell_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
+        args.configs = [config_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
         if args.workers is not None:
             whole_number("workers", args.workers)
-        for name, takers in _TAKEN_BY.items():
+        for name, takers in OPTION_APPLIES_TO.items():
             if getattr(args, name) not in (None, []) and not set(takers) & set(args.data):
                 raise ValueError(f"{name}: {', '.join(takers)} data take it, got {', '.join(args.data)}")
     except (ValueError, TypeError) as error:
@@ -111,7 +117,7 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
+def config_of(args: argparse.Namespace, algo: str, data: str) -> OfflineConfig:
     """The run that the command line asks for; what it leaves out is chosen for the device."""
     kind = args.device.type
     if kind not in _DEFAULTS:
@@ -120,10 +126,10 @@ def cell_of(args: argparse.Namespace, algo: str, data: str) -> Cell:
     of_agents = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
     given = {name: getattr(args, name) for name in of_data + of_agents}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
-    values = {name: value for name, value in values.items() if data in _TAKEN_BY.get(name, DATA)}
-    if data in _TAKEN_BY["set"]:
+    values = {name: value for name, value in values.items() if data in OPTION_APPLIES_TO.get(name, DATA)}
+    if data in OPTION_APPLIES_TO["set"]:
         values["generator"] = dict(setting(text) for text in args.set)
-    return Cell(args.dataset, algo, data, **values)
+    return OfflineConfig(args.dataset, algo, data, **values)
 
 
 def main() -> int:
@@ -134,30 +140,32 @@ def main() -> int:
     source = DataSource(args.folder, args.device, args.upsampled)
     if args.device.type == "cpu":
         warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
-    for cell in args.cells:
-        path = args.out / cell.dataset / f"{cell.name}.json"
+    for config in args.configs:
+        path = args.out / config.dataset / f"{config.name}.json"
         left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
         try:
-            if is_done(path, cell):
-                source.check_same(path, cell)
+            if is_done(path, config):
+                source.check_same(path, config)
                 print(f"{path} is there already")
                 continue
             if runs and left is not None and left <= 0:  # the first comes forward, however little time there is
-                print(f"stopped before {cell.name}; the same command goes on")
+                print(f"stopped before {config.name}; the same command goes on")
                 break
             limits = {"time_limit": left, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
-            run = run_to_file(path, cell, source, **limits)
+            run = run_to_file(path, config, source, **limits)
             runs += 1
         except (ValueError, OSError, ImportError, MemoryError, DivergedError, GenerationError) as error:
-            return failed(2, error)
+            return exit_with_error(2, error)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            return failed(2, f"no memory for {cell.seeds} agents of {cell.name}, fewer --seeds need less: {error}")
+            return exit_with_error(
+                2, f"no memory for {config.seeds} agents of {config.name}, fewer --seeds need less: {error}"
+            )
         except KeyboardInterrupt:
-            return failed(130, f"{path}: was interrupted; {what_follows(checkpoint_beside(path))}")
+            return exit_with_error(130, f"{path}: was interrupted; {resume_hint(checkpoint_beside(path))}")
         if not run.finished:
-            print(f"stopped at update {run.updates:,} of {cell.steps:,}; the same command goes on")
+            print(f"stopped at update {run.updates:,} of {config.steps:,}; the same command goes on")
             break
         print(f"{path}: {run.result()['wall_seconds']['total']:.0f} s")
         del run

@@ -17,8 +17,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.command_line import PRESETS, REFIT, add_run_options, failed, setting
-from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, what_follows
+from synther_replay.benchmarks.common.command_line import PRESETS, REFIT, add_run_options, exit_with_error, setting
+from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, resume_hint
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
 from synther_replay.benchmarks.online.run import run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
@@ -47,7 +47,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--random-steps", type=int, default=5_000, help="environment steps before anything is learnt")
     parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch (0.5)")
-    parser.add_argument("--refresh-every", type=int, help="environment steps between refits (as the preset says)")
+    parser.add_argument(
+        "--refit-every", "--refresh-every", type=int, help="environment steps between refits (as the preset says)"
+    )
     parser.add_argument("--rows", type=int, help="synthetic rows per refit (as the preset says)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
@@ -81,7 +83,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         defaults["preset"] = None
     names = ("preset", "seeds", "steps", "utd", "random_steps", "episodes", "first_seed", "real_ratio")
     given = {name: getattr(args, name) for name in names}
-    schedule = {"every": args.refresh_every, "rows": args.rows}
+    schedule = {"every": args.refit_every, "rows": args.rows}
     return Settings(
         env=args.env,
         algo=args.algo,
@@ -117,11 +119,11 @@ def main() -> int:
             warnings.warn(f"no GPU: {size} on the CPU, which is slow", stacklevel=2)
         run = run_to_file(path, settings, args.device, **limits)
     except (ValueError, OSError) as error:
-        return failed(2, error)
+        return exit_with_error(2, error)
     except WorkerDiedError as error:
-        return failed(1, f"{path}: {error}; {what_follows(checkpoint_beside(path))}")
+        return exit_with_error(1, f"{path}: {error}; {resume_hint(checkpoint_beside(path))}")
     except KeyboardInterrupt:
-        return failed(130, f"{path}: was interrupted; {what_follows(checkpoint_beside(path))}")
+        return exit_with_error(130, f"{path}: was interrupted; {resume_hint(checkpoint_beside(path))}")
     if not run.finished:
         print(f"stopped at step {run.progress.step:,} of {settings.steps:,}; the same command goes on")
         return 0

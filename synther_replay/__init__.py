@@ -8,7 +8,7 @@ from synther_replay.protocols import Generator, RealBuffer, RealTransitions
 from synther_replay.replay.buffer import SyntheticReplayBuffer
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
-from synther_replay.replay.source import RefreshReport, SyntheticSource
+from synther_replay.replay.source import RefitReport, SyntheticSource
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ __all__ = [
     "NotFittedError",
     "RealBuffer",
     "RealTransitions",
-    "RefreshReport",
+    "RefitReport",
     "RetrainSchedule",
     "RingBuffer",
     "SyntheticReplayBuffer",

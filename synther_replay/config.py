@@ -43,7 +43,7 @@ class GeneratorConfig:
 
     # -- training
     steps: int = 10_000  # gradient steps of a fit from scratch; rounded up to a multiple of `average_every`
-    refresh_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
+    refit_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
     warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
     batch_size: int = 1024
     large_batch_size: int = 1024  # batch size from 800K rows on
@@ -139,7 +139,7 @@ class GeneratorConfig:
             depth=3,
             embedding=64,
             steps=2_000,
-            refresh_steps=500,
+            refit_steps=500,
             batch_size=256,
             large_batch_size=256,
             evaluate_every=250,
@@ -159,7 +159,7 @@ class GeneratorConfig:
                 _require(self, field.name, math.isfinite(value), "a finite number")
                 # as Python's own numbers, which JSON knows
                 object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
-        counts = ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
+        counts = ("steps", "refit_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
         for name in (*counts, "depth", "chunk", "sampling_steps"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("width", "embedding"):

@@ -24,7 +24,7 @@ from synther_replay.diffusion.generation import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.termination import EndClassifier
+from synther_replay.termination import TerminationClassifier
 
 KIND = "diffusion generator"
 # Rows that are not valid are drawn again, so many times at most.
@@ -107,7 +107,7 @@ class DiffusionGenerator:
         self._draws = 0
         self._fitted = False
         self._codec = self._new_codec()
-        self._ends: EndClassifier | None = None
+        self._ends: TerminationClassifier | None = None
         self._build_models()
 
     @property
@@ -150,7 +150,7 @@ class DiffusionGenerator:
         if not self._fitted or from_scratch is None:
             from_scratch = not (self._fitted and self.config.warm_start)
         if steps is None:
-            steps = self.config.steps if from_scratch else self.config.refresh_steps
+            steps = self.config.steps if from_scratch else self.config.refit_steps
         steps = whole_number("steps", steps)
         plan = TrainingPlan(
             steps=steps,
@@ -290,7 +290,7 @@ class DiffusionGenerator:
                 raise CheckpointError("state: it is fitted but has no statistics")
             ends = None
             if fitted and config.predict_terminated:
-                ends = EndClassifier.from_state(state["ends"], self.stack, codec.code_dim - 2, self.device)
+                ends = TerminationClassifier.from_state(state["ends"], self.stack, codec.code_dim - 2, self.device)
             self._trainer.load_state_dict(state["trainer"])
         except CheckpointError:
             raise
@@ -325,12 +325,12 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
-    def _classify_ends(self, codec: TransitionCodec, rows: Tensor) -> EndClassifier | None:
+    def _classify_ends(self, codec: TransitionCodec, rows: Tensor) -> TerminationClassifier | None:
         """Always from scratch: it takes seconds, and old ends may be known by heart."""
         if not self.config.predict_terminated:
             return None
-        return EndClassifier.fit(
-            codec.what_happened(codec.encode(rows)),
+        return TerminationClassifier.fit(
+            codec.features(codec.encode(rows)),
             rows[..., self.spec.terminated.start],
             batch_size=self.config.batch_size,
             seed=derive_seed(self.seed, 5, self._trainer.fits),
@@ -363,7 +363,7 @@ class DiffusionGenerator:
             rows[:, here], valid = self._codec.decode(codes)
             invalid[:, here] = ~valid
             if self._ends is not None:  # they are told by the rows as they will be seen, not by the codes before
-                seen = self._codec.what_happened(self._codec.encode(rows[:, here]))
+                seen = self._codec.features(self._codec.encode(rows[:, here]))
                 rows[:, here, self.spec.terminated] = self._ends.draw(seen, chance)[..., None]
 
         self._draws += 1

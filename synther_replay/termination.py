@@ -36,7 +36,7 @@ _CHUNK = 65_536  # rows, of all models together, judged at a time
 _SURE = 30.0  # log-odds of what is certain, as far as training needs a number for it
 
 
-class EndClassifier(NamedTuple):
+class TerminationClassifier(NamedTuple):
     """M classifiers, one for each model of a stack; a fit makes a new one."""
 
     w1: Tensor  # (M, inputs, width)
@@ -48,7 +48,7 @@ class EndClassifier(NamedTuple):
     base: Tensor  # (M, 1), the log-odds of an end before anything is known of the row
 
     @classmethod
-    def fit(cls, inputs: Tensor, ends: Tensor, *, batch_size: int, seed: int) -> EndClassifier:
+    def fit(cls, inputs: Tensor, ends: Tensor, *, batch_size: int, seed: int) -> TerminationClassifier:
         """Learn which rows end.
 
         Args:
@@ -76,7 +76,7 @@ class EndClassifier(NamedTuple):
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, sum(_STEPS))
             model = untrained._replace(base=base.clamp(-_SURE, _SURE).float())
 
-            def losses(of: EndClassifier, chosen: Tensor, count: int) -> Tensor:
+            def losses(of: TerminationClassifier, chosen: Tensor, count: int) -> Tensor:
                 """Of rows ``(M, K * count)``, the mean of each kind: ``(M, K)``."""
                 rows = inputs.gather(1, chosen[..., None].expand(-1, -1, inputs.shape[2]))
                 loss = F.binary_cross_entropy_with_logits(of.log_odds(rows), ends.gather(1, chosen), reduction="none")
@@ -91,7 +91,7 @@ class EndClassifier(NamedTuple):
             def examine() -> None:
                 best.measure((losses(model, examined, count) * kinds * (held > 0)).sum(1))
 
-            def learn(of: EndClassifier, steps: int, first: Tensor, sizes: Tensor, weight: Tensor) -> None:
+            def learn(of: TerminationClassifier, steps: int, first: Tensor, sizes: Tensor, weight: Tensor) -> None:
                 """Take steps with as many rows of each kind, which begin at `first` and are so many, ``(M, K)``."""
                 share = -(-batch_size // sizes.shape[1])
                 for step in range(1, steps + 1):
@@ -133,7 +133,7 @@ class EndClassifier(NamedTuple):
         return {name: tensor.clone() for name, tensor in self._asdict().items()}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], stack: int, inputs: int, device: torch.device) -> EndClassifier:
+    def from_state(cls, state: dict[str, Any], stack: int, inputs: int, device: torch.device) -> TerminationClassifier:
         """The inverse of `state_dict`; what is none of `stack` classifiers of so many inputs is refused."""
         expected = cls._initial(stack, inputs, torch.Generator())._asdict()
         if state.keys() != expected.keys():
@@ -146,7 +146,7 @@ class EndClassifier(NamedTuple):
         return cls(**{name: state[name].to(device, torch.float32, copy=True) for name in expected})
 
     @classmethod
-    def _initial(cls, stack: int, inputs: int, rng: torch.Generator) -> EndClassifier:
+    def _initial(cls, stack: int, inputs: int, rng: torch.Generator) -> TerminationClassifier:
         def layer(fan_in: int, fan_out: int) -> tuple[Tensor, Tensor]:
             weight = torch.randn(stack, fan_in, fan_out, device=rng.device, generator=rng, dtype=torch.float32)
             return weight * (_FIRST_SCALE / math.sqrt(fan_in)), weight.new_zeros(stack, 1, fan_out)
@@ -155,7 +155,9 @@ class EndClassifier(NamedTuple):
         return cls(*layers, layers[0].new_zeros(stack, 1))
 
 
-def _by_likeness(model: EndClassifier, inputs: Tensor, in_order: Tensor, first: Tensor, after: Tensor) -> Tensor:
+def _by_likeness(
+    model: TerminationClassifier, inputs: Tensor, in_order: Tensor, first: Tensor, after: Tensor
+) -> Tensor:
     """The order with the rows from `first` up to `after`, ``(M, 1)``, sorted by how much they look like an end."""
     with torch.no_grad():
         chunks = inputs.split(max(1, _CHUNK // len(inputs)), dim=1)

@@ -46,7 +46,7 @@ def test_the_torchrl_loop_refits_and_learns():
     printed = run("examples/torchrl_sac.py", "--steps", "500", "--refit", "300", "--updates", "1")
     assert "step    500  return" in printed
     assert "500 real, 20000 synthetic" in printed
-    assert "refreshes=1" in printed
+    assert "refits=1" in printed
 
 
 def test_the_corl_loop_learns_from_real_and_from_upsampled_data():

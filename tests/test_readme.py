@@ -13,7 +13,7 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    assert names["buffer"].refreshes == 1
+    assert names["buffer"].refits == 1
     assert len(names["synthetic"]) == 2_560
     assert (tmp_path / "run.safetensors").is_file()
 

@@ -37,7 +37,7 @@ from synther_replay.options import SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
-from synther_replay.replay.source import RefreshReport, SyntheticSource
+from synther_replay.replay.source import RefitReport, SyntheticSource
 
 _NEVER = RetrainSchedule(every=sys.maxsize, start=sys.maxsize)
 
@@ -180,7 +180,7 @@ class ReplayBuffer:
             rewards = rewards * self._reward_scale[0] + self._reward_scale[1]
         return [states, actions, rewards, next_states, dones]
 
-    def upsample(self, n: int) -> RefreshReport:
+    def upsample(self, n: int) -> RefitReport:
         """Fit the generator to the real rows and generate `n` synthetic ones, which replace earlier ones.
 
         With `n` above `synthetic_capacity` no more than that are held; whenever as many rows have been drawn as are
@@ -249,7 +249,7 @@ class ReplayBuffer:
         file, source = _d4rl.checked_path(path), self._source
         if rows is not None and file.suffix not in _d4rl.HDF5:
             raise ValueError(f"rows: new rows cannot be streamed into {file.name}, use .hdf5")
-        if source is None or not (len(source.store) if rows is None else source.refreshes):
+        if source is None or not (len(source.store) if rows is None else source.refits):
             raise ValueError("buffer: there is nothing to save, call upsample first")
         if rows is None:
             count, blocks = len(source.store), iter(source.store.rows.split(_d4rl.BLOCK))

@@ -58,14 +58,14 @@ class SynthERBuffer(NStepReplayBuffer):
     >>> options = dict(real_ratio=0.5, schedule=RetrainSchedule(every=5_000, rows=20_000, start=2_500))
     >>> model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
     >>> model.replay_buffer
-    SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refreshes=0)
+    SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refits=0)
 
     Args:
         buffer_size: This and what follows to `handle_timeout_termination` as in SB3's own buffer.
         observation_space: Any that SB3 takes.
         action_space: Any that SB3 takes.
         device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host;
-            who writes to the arrays other than by `add` has to call `mirror_anew`.
+            who writes to the arrays other than by `add` has to call `refresh_mirror`.
         n_envs: Number of environments.
         optimize_memory_usage: Only with ``real_ratio=1``: such a buffer overwrites the last observation of each
             episode, so the generator would learn transitions that never happened.
@@ -212,7 +212,7 @@ class SynthERBuffer(NStepReplayBuffer):
         self.source.store.clear()
         self._real.forget()
 
-    def mirror_anew(self) -> None:
+    def refresh_mirror(self) -> None:
         """Copy all real rows to the GPU again: for those who write to the arrays other than by `add`."""
         self._real.forget()
 

@@ -6,7 +6,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from synther_replay.common.checks import whole_number
 from synther_replay.metrics import fidelity
-from synther_replay.replay.source import RefreshReport, SyntheticSource
+from synther_replay.replay.source import RefitReport, SyntheticSource
 
 
 class SynthERCallback(BaseCallback):
@@ -26,7 +26,7 @@ class SynthERCallback(BaseCallback):
         super().__init__(verbose)
         self.fidelity_rows = whole_number("fidelity_rows", fidelity_rows, least=0)
         self.seconds = 0.0
-        self._seen: RefreshReport | None = None
+        self._seen: RefitReport | None = None
         self._scores: dict[str, float] = {}
 
     def _on_training_start(self) -> None:
@@ -36,16 +36,16 @@ class SynthERCallback(BaseCallback):
             raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, got {type(buffer).__name__}")
         if buffer.n_steps > 1 and buffer.gamma != self.model.gamma:
             raise ValueError(f"gamma: that of the buffer is {buffer.gamma}, that of the algorithm {self.model.gamma}")
-        self._seen = source.last_refresh
+        self._seen = source.last_refit
 
     def _on_step(self) -> bool:
         source = self.model.replay_buffer.source
-        report = source.last_refresh
+        report = source.last_refit
         if report is not None and report is not self._seen:
             self._seen = report
             self.seconds += report.fit_seconds + report.sample_seconds
             self._scores = self._judge(source, report)
-        self.logger.record("synther/refits", source.refreshes)
+        self.logger.record("synther/refits", source.refits)
         self.logger.record("synther/store_size", len(source.store))
         self.logger.record("synther/seconds", self.seconds)
         if report is not None:
@@ -54,7 +54,7 @@ class SynthERCallback(BaseCallback):
             self.logger.record(f"synther/{name}", value)
         return True
 
-    def _judge(self, source: SyntheticSource, report: RefreshReport) -> dict[str, float]:
+    def _judge(self, source: SyntheticSource, report: RefitReport) -> dict[str, float]:
         scores = {
             "fit_loss": getattr(report.fit, "loss", None),
             "held_out_loss": getattr(report.fit, "held_out_loss", None),

@@ -332,7 +332,7 @@ class SynthERReplayBuffer:
         if synthetic is None:  # rows of a plain buffer: what was generated is not like them
             self._counted -= len(self.real)
             if self.source is not None:
-                self.source.restart()
+                self.source.start_over()
 
     def _synthetic_state(self) -> dict[str, Any] | None:
         return None if self.source is None else self.source.state_dict()

@@ -135,7 +135,7 @@ class Layout:
         self.number_keys = [entry.key for entry in numbers]
         self.number_widths = [entry.columns.stop - entry.columns.start for entry in numbers]
         ends = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
-        self.flags_of_the_end = 1 + len(ends)
+        self.terminated_flags = 1 + len(ends)
         self.flag_keys = [terminated.key, *ends, *(key for key, _ in self._flags if key not in ends)]
         self.is_packed = (
             all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)

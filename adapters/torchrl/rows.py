@@ -83,7 +83,7 @@ class RealEntries:
             real = torch.cat([held[key].index_select(0, readable) for key in numbers], 1)
             raised = torch.cat([held[key].index_select(0, readable) for key in flags], 1).logical_and_(is_real)
         mixed = torch.where(is_real, real, rows[:, :-1])
-        ended = raised[:, : self.layout.flags_of_the_end]  # these come first
+        ended = raised[:, : self.layout.terminated_flags]  # these come first
         ended.logical_or_((rows[:, -1:] > 0.5).logical_and_(~is_real))
         # copies: entries that shared memory would look to autograd like one
         split: Any = torch.split_with_sizes_copy

@@ -16,7 +16,7 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import outputs_for
 from synther_replay.benchmarks.agents.networks.mlp import (
-    Kept,
+    Activations,
     Layers,
     MlpShape,
     backward,
@@ -127,7 +127,7 @@ class StackedCQL(OfflineLearner):
         next_out: Tensor,
         noise: Tensor,
         chance: Tensor,
-    ) -> tuple[Tensor, Kept]:
+    ) -> tuple[Tensor, Activations]:
         """Gradient of what critics say of all actions, and what the way back needs."""
         spec, asked, batch = self.rows.spec, self.settings.asked, rows.shape[1]
         here, there = noise.split(asked, 1)

@@ -14,7 +14,7 @@ from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.environments.tasks import Environment, make_environment
 from synther_replay.common.seeding import derive_seed
 
-# Evaluation episodes have a range of seeds that no lane reaches: one more key, and the same for each policy.
+# Evaluation episodes have a range of seeds that no stream reaches: one more key, and the same for each policy.
 _STREAM = 77
 
 _MOST_LOSSES = 3  # of pools of processes in a run
@@ -23,7 +23,7 @@ _environments: dict[str, Environment] = {}  # of a worker process, built once
 
 
 def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:
-    """Mean return of a deterministic policy over `episodes`; NaN if the policy or the task leaves the numbers."""
+    """Mean return of a deterministic policy over `episodes`; NaN if the policy or the task becomes non-finite."""
     if task not in _environments:
         _environments[task] = make_environment(task)
     environment = _environments[task]

@@ -70,7 +70,7 @@ def _advantage(target_q: Tensor, value: Tensor, expectile: float) -> tuple[Tenso
 
 
 @fused
-def _into_policy(
+def _policy_gradient(
     out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
     """Gradients of what the policy puts out ``(M, B, A)`` and of the logarithm of its spread ``(M, A)``."""
@@ -84,7 +84,7 @@ def _into_policy(
 
 
 @fused
-def _into_policy_without_spread(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
+def _deterministic_policy_gradient(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
     weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
     return 2 * weight * (mean - actions) * (1 - mean.square())
@@ -137,9 +137,9 @@ class StackedIQL(OfflineLearner):
         settings = self.settings
         out = self.policies.forward(states)
         if settings.deterministic:
-            d_out = _into_policy_without_spread(out, actions, advantage, settings.beta)
+            d_out = _deterministic_policy_gradient(out, actions, advantage, settings.beta)
         else:
-            d_out, d_log_std = _into_policy(out, actions, advantage, self.log_std.parameters, settings.beta)
+            d_out, d_log_std = _policy_gradient(out, actions, advantage, self.log_std.parameters, settings.beta)
             self.log_std.gradient.copy_(d_log_std)
             self.log_std.step(rates)
         self.policies.learn(d_out, rates)

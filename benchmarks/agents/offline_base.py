@@ -22,7 +22,7 @@ from synther_replay.benchmarks.agents.networks.mlp import (
     operands,
 )
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
-from synther_replay.benchmarks.agents.squashed_gaussian import Bounds, into_policy, squash
+from synther_replay.benchmarks.agents.squashed_gaussian import Bounds, policy_gradient, squash
 from synther_replay.common.acceleration import fused
 from synther_replay.common.seeding import generator_for
 
@@ -123,7 +123,7 @@ class OfflineLearner(CapturedLearner):
         self._learn()
 
     @torch.no_grad()
-    def beliefs(self) -> dict[str, Tensor]:
+    def value_estimates(self) -> dict[str, Tensor]:
         """What the agents think of a batch that is spread evenly over the rows, on average; each ``(M,)``.
 
         The smallest value of the critics for actions of the rows, and that for the policies' own ones in the same
@@ -178,7 +178,7 @@ class OfflineLearner(CapturedLearner):
         _, d_q = smallest(q.view(self.agents, critics, batch))
         d_inputs = backward_to_inputs(values, kept_values, d_q.view(-1, batch, 1))
         d_actions = d_inputs[..., self.rows.spec.actions].unflatten(0, (self.agents, critics))
-        d_out = into_policy(out, noise, actions, d_actions, alpha, batch, bounds)
+        d_out = policy_gradient(out, noise, actions, d_actions, alpha, batch, bounds)
         self.policies.learn(d_out, rates)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ from synther_replay.benchmarks.agents.networks.mlp import (
     initialise,
 )
 from synther_replay.benchmarks.agents.replay import StackedReplay
-from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, into_policy, squash
+from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, policy_gradient, squash
 from synther_replay.common.seeding import generator_for
 
 _PAIR = 2  # target critics of which the smaller value counts
@@ -140,7 +140,7 @@ class StackedSAC(CapturedLearner):
         self.environment_steps += 1
 
     @torch.no_grad()
-    def beliefs(self, rows: Tensor) -> dict[str, Tensor]:
+    def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
         """What the agents think of a batch of transitions ``(M, B, dim)``, and what they were given; each ``(M,)``.
 
         On average over the states that a policy visits, a right value is near ``(reward + temperature * entropy) /
@@ -182,7 +182,7 @@ class StackedSAC(CapturedLearner):
         q, kept_values = forward(online, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
         d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
-        d_out = into_policy(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
+        d_out = policy_gradient(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
         rates = self.policy.rates(self.environment_steps, 1)[0]
         self.policy.step(rates)

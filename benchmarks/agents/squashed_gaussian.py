@@ -26,7 +26,7 @@ def squash(out: Tensor, noise: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
 
 
 @fused
-def into_policy(
+def policy_gradient(
     out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, alpha: Tensor, batch_size: int, bounds: Bounds
 ) -> Tensor:
     """The gradient of what the policy puts out, given that of its actions by each critic ``(M, N, B, A)``."""

@@ -61,7 +61,7 @@ def _value_gradient(q: Tensor, alpha: float) -> Tensor:
 
 
 @fused
-def _into_policy(actions: Tensor, wanted: Tensor, d_actions: Tensor) -> Tensor:
+def _policy_gradient(actions: Tensor, wanted: Tensor, d_actions: Tensor) -> Tensor:
     """Gradient of what the policy puts out: by the critic, and by the mean squared distance from the data."""
     towards_data = 2 * (actions - wanted) / (actions.shape[1] * actions.shape[2])
     return (d_actions + towards_data) * (1 - actions.square())
@@ -110,7 +110,7 @@ class StackedTD3BC(OfflineLearner):
         out = self.policies.forward(states)
         actions, asked = _chosen(rows[..., spec.observations], out, self.critic_shape.padded_inputs)
         d_asked = judge.back_to_inputs(_value_gradient(judge.forward(asked), self.settings.alpha))
-        d_out = _into_policy(actions, rows[..., spec.actions], d_asked[..., spec.actions])
+        d_out = _policy_gradient(actions, rows[..., spec.actions], d_asked[..., spec.actions])
         self.policies.learn(d_out, rates, follow=True)
 
     def _draw_and_update(self) -> None:

@@ -45,7 +45,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "")
     parser.add_argument("--device", default="auto")
 
 
-def failed(status: int, why: object) -> int:
+def exit_with_error(status: int, why: object) -> int:
     """Say in a sentence why a program fails; gives the status that it ends with."""
     print(f"{Path(sys.argv[0]).name}: error: {why}", file=sys.stderr)
     return status

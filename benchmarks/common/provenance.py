@@ -33,7 +33,7 @@ def origin(device: torch.device) -> dict[str, Any]:
     }
 
 
-def sign(made_on: list[dict[str, Any]], device: torch.device) -> None:
+def record_origin(made_on: list[dict[str, Any]], device: torch.device) -> None:
     """Note in `made_on` on which machine and with which code a run goes on, and warn if that has changed."""
     here = {key: value for key, value in origin(device).items() if key in ("machine", "commit")}
     if made_on and made_on[-1] != here:

@@ -73,7 +73,7 @@ def save_state(checkpoint: Path, kind: str, state: dict[str, Any]) -> None:
     except OSError as error:
         why = error.__cause__ or error  # without the path, which is said already
         raise OSError(
-            f"{checkpoint}: the run cannot be saved ({why}); with room for it {what_follows(checkpoint)}"
+            f"{checkpoint}: the run cannot be saved ({why}); with room for it {resume_hint(checkpoint)}"
         ) from error
 
 
@@ -91,11 +91,11 @@ def save_result(path: Path, result: dict[str, Any]) -> None:
             print(json.dumps(result), flush=True)
         except OSError:  # the output goes to a file on the same disk
             instead = ""
-        raise OSError(f"{error}; {instead}with room for it {what_follows(checkpoint_beside(path))}") from error
+        raise OSError(f"{error}; {instead}with room for it {resume_hint(checkpoint_beside(path))}") from error
     checkpoint_beside(path).unlink(missing_ok=True)
 
 
-def what_follows(checkpoint: Path) -> str:
+def resume_hint(checkpoint: Path) -> str:
     """What comes of a run that broke off, in words."""
     if checkpoint.exists():
         return "the same command goes on from what was saved last"
@@ -110,8 +110,8 @@ def differences(found: Any, wanted: Any, name: str = "settings") -> str:
     return ", ".join(filter(None, parts))
 
 
-def run_in_stretches(
-    stretch: Callable[[], None],
+def run_until(
+    chunk: Callable[[], None],
     save: Callable[[], None],
     finished: Callable[[], bool],
     *,
@@ -122,7 +122,7 @@ def run_in_stretches(
     """Go on to the end or the time limit, whichever comes first.
 
     Args:
-        stretch: Makes the run a little longer.
+        chunk: Makes the run a little longer.
         save: Saves where it is.
         finished: Says whether it is at its end.
         begun: Since when the limit counts.
@@ -134,7 +134,7 @@ def run_in_stretches(
     """
     saved = begun
     while not finished():
-        stretch()
+        chunk()
         now = time.monotonic()
         out_of_time = time_limit is not None and now - begun > time_limit
         if not finished() and (out_of_time or now - saved > checkpoint_every):

@@ -17,14 +17,14 @@ from synther_replay.benchmarks.data.download import REGENERATED
 from synther_replay.benchmarks.data.hdf5 import Rows, paired, read, write
 from synther_replay.benchmarks.data.recipes import Recipe
 from synther_replay.benchmarks.data.registry import normalised_score
-from synther_replay.benchmarks.data.rollouts import Studio
+from synther_replay.benchmarks.data.rollouts import RolloutPool
 from synther_replay.benchmarks.environments.maze2d import MAZES
 from synther_replay.common.seeding import derive_seed
 
 _SAME = ("rows", "seed", "policies")  # attributes that say what is in a set of some name; the recipe is in words
 
 
-def collect(made_by: Recipe, seed: int, studio: Studio, progress: Callable[[int], Any]) -> tuple[Rows, list[Any]]:
+def collect(made_by: Recipe, seed: int, pool: RolloutPool, progress: Callable[[int], Any]) -> tuple[Rows, list[Any]]:
     """Play a data set.
 
     Episodes stay whole, as they do in a replay buffer: the last one of a part is taken from the next part's rows. Only
@@ -33,7 +33,7 @@ def collect(made_by: Recipe, seed: int, studio: Studio, progress: Callable[[int]
     Args:
         made_by: Its recipe.
         seed: Of the set.
-        studio: Plays.
+        pool: Plays.
         progress: Is told how many rows have come, again and again.
 
     Returns:
@@ -47,7 +47,7 @@ def collect(made_by: Recipe, seed: int, studio: Studio, progress: Callable[[int]
         # A piece has its own stream in each recipe and part: what plays before it does not matter.
         seeds = partial(derive_seed, seed, zlib.crc32(made_by.name.encode()), number)
         begun, pieces = filled, 0
-        for piece in studio.pieces(part.player, seeds, end - filled):
+        for piece in pool.pieces(part.player, seeds, end - filled):
             rows = rows or {key: np.empty((total, *values.shape[1:]), values.dtype) for key, values in piece.items()}
             count = min(len(piece["rewards"]), total - filled)
             for key, values in piece.items():
@@ -75,10 +75,10 @@ def identity(made_by: Recipe, seed: int) -> dict[str, Any]:
     return {"recipe": made_by.sentence, "rows": made_by.rows, "seed": seed, "policies": made_by.policies}
 
 
-def make(made_by: Recipe, seed: int, path: Path, studio: Studio) -> dict[str, Any]:
+def make(made_by: Recipe, seed: int, path: Path, pool: RolloutPool) -> dict[str, Any]:
     """Play a data set and write it; until it is whole there is nothing at `path`. Returns its attributes."""
     with tqdm(total=made_by.rows, desc=path.stem, unit=" rows", unit_scale=True, disable=None) as bar:
-        rows, parts = collect(made_by, seed, studio, bar.update)
+        rows, parts = collect(made_by, seed, pool, bar.update)
     made_with = origin(torch.device("cpu"))
     attributes = {
         # What makes this set anywhere: folders and numbers of processes are of this machine only.

@@ -17,7 +17,7 @@ import numpy as np
 
 from synther_replay.benchmarks.data.behaviour import FOLDER, Behaviour, Snapshot
 from synther_replay.benchmarks.data.download import RECIPES
-from synther_replay.benchmarks.data.rollouts import Episodes, Player, Walks
+from synther_replay.benchmarks.data.rollouts import Episodes, EpisodeSource, Walks
 from synther_replay.benchmarks.environments.maze2d import MAZES
 from synther_replay.benchmarks.environments.scores import LOCOMOTION
 from synther_replay.common.checks import whole_number
@@ -42,7 +42,7 @@ class Part:
     """
 
     label: str
-    player: Player
+    player: EpisodeSource
     rows: int
 
 

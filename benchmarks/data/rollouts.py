@@ -26,7 +26,7 @@ from synther_replay.common.seeding import derive_seed
 _BLOCK = 2_000  # rows that a process is asked for at once: so many that asking costs nothing, so few that none waits
 
 
-class Player(Protocol):
+class EpisodeSource(Protocol):
     """What plays pieces; processes receive it."""
 
     @property
@@ -107,7 +107,7 @@ class Walks:
         return rows
 
 
-class _Here(Executor):
+class _InlineExecutor(Executor):
     """Stands for one process where starting it would take longer than the work."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -116,7 +116,7 @@ class _Here(Executor):
         return future
 
 
-class Studio:
+class RolloutPool:
     """Processes that play.
 
     Args:
@@ -126,13 +126,13 @@ class Studio:
     def __init__(self, workers: int) -> None:
         """Start them when there is something to play."""
         self._ahead = 2 * workers  # orders under way: one in each process, and one that waits for it
-        self._pool: Executor = _Here()
+        self._pool: Executor = _InlineExecutor()
         if workers > 1:
             # Each process has a core, so its products want no threads. The variable is read where NumPy is loaded.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             self._pool = WorkerPool(workers)
 
-    def pieces(self, player: Player, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
+    def pieces(self, player: EpisodeSource, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
         """Pieces 0, 1, 2, ... until together they have at least so many rows.
 
         Args:
@@ -162,7 +162,7 @@ class Studio:
             for order in orders:
                 order.cancel()
 
-    def __enter__(self) -> Studio:
+    def __enter__(self) -> RolloutPool:
         """Usable as a context."""
         return self
 
@@ -171,5 +171,5 @@ class Studio:
         self._pool.__exit__(*fault)
 
 
-def _play(player: Player, seeds: list[int]) -> list[Rows]:
+def _play(player: EpisodeSource, seeds: list[int]) -> list[Rows]:
     return [player.play(seed) for seed in seeds]

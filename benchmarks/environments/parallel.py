@@ -13,7 +13,7 @@ from synther_replay.benchmarks.environments.tasks import Step, Task, make_enviro
 from synther_replay.common.seeding import derive_seed
 
 
-class Lane:
+class EpisodeStream:
     """The episodes of one seed, one after the other.
 
     Args:
@@ -35,7 +35,7 @@ class Lane:
         self.observation = self._begin(self.episode + 1) if over else after.observation
         return after
 
-    def return_to(self, episode: int, actions: np.ndarray) -> None:
+    def replay_to(self, episode: int, actions: np.ndarray) -> None:
         """Come back to a point of an episode, by the actions that led there."""
         self.observation = self._begin(episode)
         for action in actions:
@@ -68,45 +68,45 @@ class Steps(NamedTuple):
     failed: np.ndarray  # (M,), bool: an action, an observation or a reward was not a number
 
 
-class LaneGroup:
-    """Some lanes that are stepped one after the other; a lane that leaves the numbers stands still from then on."""
+class EnvGroup:
+    """Some streams that are stepped one after the other; a stream that becomes non-finite stands still from then on."""
 
     def __init__(self, task: str, seeds: list[int]) -> None:
         """Begin all first episodes."""
-        self.lanes = [Lane(task, seed) for seed in seeds]
+        self.streams = [EpisodeStream(task, seed) for seed in seeds]
         self.failed = np.zeros(len(seeds), bool)
 
     def observations(self) -> np.ndarray:
         """Where the next actions are taken, ``(m, O)``."""
-        return np.stack([lane.observation for lane in self.lanes])
+        return np.stack([stream.observation for stream in self.streams])
 
     def step(self, actions: np.ndarray) -> Steps:
-        """Act in each lane with one row of actions ``(m, A)``."""
-        count, width = len(self.lanes), len(self.lanes[0].observation)
+        """Act in each stream with one row of actions ``(m, A)``."""
+        count, width = len(self.streams), len(self.streams[0].observation)
         following, observations = np.zeros((count, width), np.float32), np.zeros((count, width), np.float32)
         rewards, terminated = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        for k, lane in enumerate(self.lanes):
+        for k, stream in enumerate(self.streams):
             self.failed[k] = self.failed[k] or not np.isfinite(actions[k]).all()
             if not self.failed[k]:
-                after = lane.step(actions[k])
+                after = stream.step(actions[k])
                 reward = np.float32(after.reward)  # as it is stored: what overflows there is no number
                 self.failed[k] = not (np.isfinite(after.observation).all() and np.isfinite(reward))
                 if not self.failed[k]:
                     following[k], rewards[k], terminated[k] = after.observation, reward, after.terminated
-                    observations[k] = lane.observation
-        episodes = np.array([lane.episode for lane in self.lanes])
+                    observations[k] = stream.observation
+        episodes = np.array([stream.episode for stream in self.streams])
         return Steps(following, observations, rewards, terminated, episodes, self.failed.copy())
 
-    def return_to(self, episodes: list[int], actions: list[np.ndarray], failed: list[bool]) -> np.ndarray:
+    def replay_to(self, episodes: list[int], actions: list[np.ndarray], failed: list[bool]) -> np.ndarray:
         """Come back to points of episodes by the actions that led there; returns the observations."""
         self.failed = np.array(failed)
-        for lane, episode, taken, lost in zip(self.lanes, episodes, actions, failed, strict=True):
+        for stream, episode, taken, lost in zip(self.streams, episodes, actions, failed, strict=True):
             if not lost:
-                lane.return_to(episode, taken)
+                stream.replay_to(episode, taken)
         return self.observations()
 
 
-class _Board:
+class _SharedArrays:
     """Arrays that the learner and all workers see, so that a step sends one byte back and forth."""
 
     def __init__(self, context: Any, agents: int, observation_dim: int, action_dim: int) -> None:
@@ -124,26 +124,26 @@ class _Board:
         return {name: np.frombuffer(raw, kind).reshape(shape) for name, (raw, kind, shape) in self._shared.items()}
 
 
-def _serve(connection: Connection, board: _Board, task: str, first: int, seeds: list[int]) -> None:
-    """The loop of a worker process: its lanes are those from `first` on."""
+def _serve(connection: Connection, shared: _SharedArrays, task: str, first: int, seeds: list[int]) -> None:
+    """The loop of a worker process: its streams are those from `first` on."""
     mine = slice(first, first + len(seeds))
-    arrays = {name: array[mine] for name, array in board.arrays().items()}
+    arrays = {name: array[mine] for name, array in shared.arrays().items()}
     try:
-        group = LaneGroup(task, seeds)
+        group = EnvGroup(task, seeds)
         while True:
             order = connection.recv_bytes()
             if order == _STEP:
                 for name, values in group.step(arrays["actions"])._asdict().items():
                     arrays[name][:] = values
             else:
-                arrays["observations"][:] = group.return_to(*pickle.loads(order)) if order else group.observations()
+                arrays["observations"][:] = group.replay_to(*pickle.loads(order)) if order else group.observations()
             connection.send_bytes(_DONE)
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         return  # the learner is gone or going
 
 
 class Environments:
-    """The lanes of M agents, spread over worker processes.
+    """The streams of M agents, spread over worker processes.
 
     Args:
         task: The task.
@@ -154,14 +154,14 @@ class Environments:
     def __init__(self, task: Task, seeds: list[int], *, workers: int) -> None:
         """Start the processes."""
         context = worker_context()
-        board = _Board(context, len(seeds), task.observation_dim, task.action_dim)
-        self._arrays = board.arrays()
+        shared = _SharedArrays(context, len(seeds), task.observation_dim, task.action_dim)
+        self._arrays = shared.arrays()
         shares = np.array_split(seeds, min(workers, len(seeds)))
         self._bounds = np.cumsum([0, *map(len, shares)])
         self._connections, self._processes = [], []
         for first, share in zip(self._bounds[:-1].tolist(), shares, strict=True):
             here, there = context.Pipe()
-            arguments = (there, board, task.name, first, share.tolist())
+            arguments = (there, shared, task.name, first, share.tolist())
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -184,8 +184,8 @@ class Environments:
         self._wait()
         return Steps(**{name: self._arrays[name] for name in Steps._fields})
 
-    def return_to(self, episodes: list[int], actions: list[np.ndarray], failed: list[bool]) -> np.ndarray:
-        """Bring all lanes to points of episodes, see `LaneGroup.return_to`."""
+    def replay_to(self, episodes: list[int], actions: list[np.ndarray], failed: list[bool]) -> np.ndarray:
+        """Bring all streams to points of episodes, see `EnvGroup.replay_to`."""
         bounds = zip(self._bounds[:-1], self._bounds[1:], strict=True)
         self._send([pickle.dumps((episodes[a:b], actions[a:b], failed[a:b])) for a, b in bounds])
         self._wait()

@@ -19,7 +19,7 @@ import matplotlib
 import matplotlib.pyplot as plt  # after the choice of the backend
 import numpy as np
 
-from synther_replay.benchmarks.common.command_line import failed
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import writing
 from synther_replay.benchmarks.fidelity.tables import FEW, title
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             draw(content, path)
         except OSError as error:
-            sys.exit(failed(2, error))
+            sys.exit(exit_with_error(2, error))
 
 
 def _judged(content: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from synther_replay.benchmarks.environments.simulators import Simulator, make_si
 
 
 def read_set(name: str) -> Dataset:
-    """A set under a name that `datasets.load` knows, or a file of `collect.py`."""
-    return _from_collect(Path(name).expanduser()) if name.endswith(".npz") else load(name)
+    """A data set that `registry.load` knows, or an .npz file of transitions."""
+    return _from_npz(Path(name).expanduser()) if name.endswith(".npz") else load(name)
 
 
 def draw(dataset: Dataset, count: int, seed: int, device: torch.device) -> tuple[Transitions, Transitions | None]:
@@ -47,7 +47,7 @@ def choose_simulator(choice: str, dataset: Dataset) -> Simulator | None:
     """
     name: str | None = choice
     if choice == "auto":
-        # collect.py says which task it was
+        # an .npz file may name its task
         name = dataset.attributes.get("env") or simulator_of(dataset.name, official=dataset.origin == "official")
     if name in (None, "none"):
         return None
@@ -77,7 +77,7 @@ def description(dataset: Dataset, real: Transitions, held_out: Transitions | Non
     }
 
 
-def _from_collect(path: Path) -> Dataset:
+def _from_npz(path: Path) -> Dataset:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     try:

@@ -191,7 +191,7 @@ def measure(args: argparse.Namespace, device: torch.device, judge: Judge, result
 def draw_figures(content: dict[str, Any], path: Path) -> None:
     """Figures beside the file at `path`, where there is matplotlib to draw them."""
     try:
-        figures = import_module("plot_fidelity")
+        figures = import_module("synther_replay.benchmarks.fidelity.figures")
     except ImportError as error:
         print(f"no figures were drawn: {error}")
         return

@@ -1,7 +1,7 @@
 """What speed costs in fidelity: solver x steps x precision on one fitted model, on real replay data.
 
-    python benchmarks/collect.py --env HalfCheetah-v5 --train-steps 80000 --rows 100000 --out halfcheetah.npz
-    python benchmarks/samplers.py --data halfcheetah.npz --out benchmarks/results/samplers.json
+    python benchmarks/make_datasets.py halfcheetah-medium-replay
+    python -m synther_replay.benchmarks.fidelity.samplers --dataset halfcheetah-medium-replay-regen --out samplers.json
 
 Models are fitted with the `paper` preset, once in fp32 and once in bf16, and with `fast`; then each sampler draws as
 many rows as there are real ones from the same weights. The yardstick is the paper's sampler, 128 steps of stochastic
@@ -16,30 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import torch
 
-from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
+from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions
 from synther_replay.benchmarks.common.files import write_json
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.timing import synchronise
+from synther_replay.benchmarks.fidelity.rows import draw as draw_rows
+from synther_replay.benchmarks.fidelity.rows import read_set
 from synther_replay.common.checks import resolve_device
 from synther_replay.metrics import fidelity
 
-FIELDS = ("observations", "actions", "rewards", "next_observations", "terminated")
 HEADER = ("trained", "solver", "steps", "precision", "marginal", "correlation", "seconds")
-
-
-def load_transitions(path: Path, device: torch.device) -> Transitions:
-    """Rows of a file written by `collect.py`."""
-    data = np.load(path)
-    actions, observations = data["actions"], data["observations"]
-    spec = TransitionSpec.from_spaces(
-        gym.spaces.Box(-np.inf, np.inf, observations.shape[1:]), gym.spaces.Box(-1, 1, actions.shape[1:])
-    )
-    return Transitions.from_arrays(spec, *(data[name] for name in FIELDS), device=device)
 
 
 def variants() -> list[dict[str, Any]]:
@@ -102,17 +91,20 @@ def compare(real: Transitions, device: torch.device, steps: int | None) -> list[
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="file written by collect.py")
+    parser.add_argument("--dataset", required=True, help="a name that offline_d4rl.py knows, or an .npz file")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--steps", type=int, help="training steps instead of the presets' own, for a quick look")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="JSON to write")
     args = parser.parse_args()
     device = resolve_device(args.device)
-    real = load_transitions(args.data, device)
+    dataset = read_set(args.dataset)
+    real, _ = draw_rows(dataset, args.rows, args.seed, device)
     rows = compare(real, device, args.steps)
     print(markdown_table(HEADER, [[row[key] for key in HEADER] for row in rows]))
     if args.out:
-        result = {"data": args.data.name, "real_rows": len(real), "table": rows}
+        result = {"data": dataset.name, "real_rows": len(real), "table": rows}
         write_json(args.out, {**result, **origin(device)})
 
 

@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt  # after the choice of the backend
 import numpy as np
 from matplotlib.patches import Patch
 
-from synther_replay.benchmarks.common.command_line import failed
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of, writing
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.common.statistics import COVERAGE, mean_estimate
@@ -50,7 +50,7 @@ KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command",
 _WAYS = ("rows", "real_ratio", "episodes")  # of the settings, those that a comparison must not mix
 # Of the generator's, those that may differ: some sets need more of it, as in the paper, and nothing is fitted twice.
 _MORE = ("width", "steps")
-_FREE = (*_MORE, "refresh_steps")
+_FREE = (*_MORE, "refit_steps")
 # How the generator was at commits that do not know such a setting.
 _UNKNOWN = {
     "predict_linearly": False,
@@ -426,7 +426,7 @@ def main() -> None:
                 figure.savefig(path, dpi=150, format="png")
             plt.close(figure)
     except OSError as error:
-        sys.exit(failed(2, error))
+        sys.exit(exit_with_error(2, error))
 
 
 if __name__ == "__main__":

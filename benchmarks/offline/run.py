@@ -14,10 +14,10 @@ from synther_replay.benchmarks.agents.evaluation import Evaluator
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.formatting import mean_and_spread
-from synther_replay.benchmarks.common.provenance import origin, sign
+from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
     checkpoint_beside,
-    run_in_stretches,
+    run_until,
     save_result,
     save_state,
     saved_state,
@@ -26,22 +26,22 @@ from synther_replay.benchmarks.common.timing import Stopwatch, synchronise
 from synther_replay.benchmarks.data.registry import normalised_score
 from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline.rows import DataSource
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 
 KIND = "offline run"
-STRETCH = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
+CHUNK = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
-# Of a cell, at the top of its result.
+# Of a config, at the top of its result.
 _SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise")
 _PRINT = partial(print, flush=True)
 
 
-def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> OfflineRun:
+def run_to_file(path: Path, config: OfflineConfig, source: DataSource, **limits: Any) -> OfflineRun:
     """Begin or continue the run whose result belongs at `path`, and write it if the end is reached.
 
     Args:
         path: The result; a run that is not finished is saved beside it.
-        cell: What to run.
+        config: What to run.
         source: Of the rows.
         limits: See `OfflineRun.run`.
 
@@ -50,43 +50,43 @@ def run_to_file(path: Path, cell: Cell, source: DataSource, **limits: Any) -> Of
     """
     checkpoint = checkpoint_beside(path)
     if checkpoint.exists():
-        saved_state(checkpoint, KIND, cell)  # what cannot be continued is refused before a generator is fitted
-    source.dataset(cell)  # one that is not there leaves no folder behind
+        saved_state(checkpoint, KIND, config)  # what cannot be continued is refused before a generator is fitted
+    source.dataset(config)  # one that is not there leaves no folder behind
     make_folder_of(path)
-    run = OfflineRun(cell, source)
+    run = OfflineRun(config, source)
     if run.run(checkpoint, **limits):
         save_result(path, {**run.result(), **origin(source.device)})
     return run
 
 
 class OfflineRun:
-    """Learns and evaluates, in stretches between which it can be saved.
+    """Learns and evaluates, in chunks between which it can be saved.
 
     Args:
-        cell: What to run.
+        config: What to run.
         source: Of the rows.
         report: Called with a line of progress.
     """
 
-    def __init__(self, cell: Cell, source: DataSource, report: Callable[[str], None] = _PRINT) -> None:
+    def __init__(self, config: OfflineConfig, source: DataSource, report: Callable[[str], None] = _PRINT) -> None:
         """Get the rows, which may mean to fit a generator."""
-        self.cell, self.device, self.report = cell, source.device, report
+        self.config, self.device, self.report = config, source.device, report
         self.updates = 0
         self.curve: dict[int, list[float]] = {}
-        self.beliefs: dict[int, dict[str, list[float]]] = {}
+        self.value_estimates: dict[int, dict[str, list[float]]] = {}
         self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
         self.watch = Stopwatch(CLOCKS)
         with self.watch.clock("data"):
             choose_precision(self.device)  # a generator is the same for agents of either precision
-            self.rows, self.about = source.rows(cell)
-        choose_precision(self.device, precise=cell.precise)
+            self.rows, self.about = source.rows(config)
+        choose_precision(self.device, precise=config.precise)
         with self.watch.clock("start"):
-            self.learner = cell.learner(self.rows)
+            self.learner = config.learner(self.rows)
 
     @property
     def finished(self) -> bool:
         """Whether all updates are made."""
-        return self.updates >= self.cell.steps
+        return self.updates >= self.config.steps
 
     def run(
         self,
@@ -110,13 +110,13 @@ class OfflineRun:
         with self.watch.clock("start"):
             if checkpoint.exists():
                 self._load(checkpoint)
-            sign(self.made_on, self.device)
+            record_origin(self.made_on, self.device)
             self.learner.prepare()
-        seeds = [agent_seed(self.cell.first_seed + agent) for agent in range(self.cell.seeds)]
+        seeds = [agent_seed(self.config.first_seed + agent) for agent in range(self.config.seeds)]
         processes = min(workers or os.cpu_count() or 1, len(seeds))
-        with Evaluator(self.cell.task, seeds, episodes=self.cell.episodes, workers=processes) as evaluator:
-            ended = run_in_stretches(
-                lambda: self._stretch(evaluator),
+        with Evaluator(self.config.task, seeds, episodes=self.config.episodes, workers=processes) as evaluator:
+            ended = run_until(
+                lambda: self._run_chunk(evaluator),
                 lambda: self._save(checkpoint, evaluator),
                 lambda: self.finished,
                 begun=self.watch.begun,
@@ -129,35 +129,37 @@ class OfflineRun:
 
     def result(self) -> dict[str, Any]:
         """What the run showed: returns and D4RL's scores of each evaluation, those of the last as `final`."""
-        cell = self.cell
+        config = self.config
         curve = [self._point(step) for step in sorted(self.curve)]
         return {
-            **{key: getattr(cell, key) for key in _SHOWN},
-            "seeds": [cell.first_seed + agent for agent in range(cell.seeds)],
+            **{key: getattr(config, key) for key in _SHOWN},
+            "seeds": [config.first_seed + agent for agent in range(config.seeds)],
             **self.about,
-            "task": cell.task,
+            "task": config.task,
             "curve": curve,
             "final": curve[-1]["scores"],
-            "beliefs": [self._beliefs_at(step) for step in sorted(self.beliefs)],
+            "value_estimates": [self._beliefs_at(step) for step in sorted(self.value_estimates)],
             "wall_seconds": {name: round(spent, 2) for name, spent in self.watch.wall_seconds().items()},
             "made_on": self.made_on,
-            "settings": cell.to_json(),
+            "settings": config.to_json(),
         }
 
-    def _stretch(self, evaluator: Evaluator) -> None:
+    def _run_chunk(self, evaluator: Evaluator) -> None:
         """Updates up to the next point where the run can be continued or is judged, from the state before alone."""
-        cell, stretch = self.cell, STRETCH[self.device.type]
-        ahead = min(stretch - self.updates % stretch, cell.evaluate_every - self.updates % cell.evaluate_every)
+        config, chunk = self.config, CHUNK[self.device.type]
+        ahead = min(chunk - self.updates % chunk, config.evaluate_every - self.updates % config.evaluate_every)
         with self.watch.clock("learner"):
             self.learner.reseed(self.updates)
-            for _ in range(min(ahead, cell.steps - self.updates) // self.learner.hyper.updates_per_call):
+            for _ in range(min(ahead, config.steps - self.updates) // self.learner.hyper.updates_per_call):
                 self.learner.learn()
                 self.updates += self.learner.hyper.updates_per_call
             synchronise(self.device)
-        if self.updates % cell.evaluate_every == 0 or self.finished:
+        if self.updates % config.evaluate_every == 0 or self.finished:
             with self.watch.clock("evaluate"):
                 evaluator.submit(self.updates, self.learner.policy_weights())
-                self.beliefs[self.updates] = {name: each.tolist() for name, each in self.learner.beliefs().items()}
+                self.value_estimates[self.updates] = {
+                    name: each.tolist() for name, each in self.learner.value_estimates().items()
+                }
         self._collect(evaluator)
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
@@ -166,35 +168,39 @@ class OfflineRun:
             steps = evaluator.collect(wait=wait)
         total = self.watch.total_seconds()
         going = total - self.watch.seconds["start"] - self.watch.seconds["data"]  # which are not done again
-        left = going / max(self.updates, 1) * (self.cell.steps - self.updates)
+        left = going / max(self.updates, 1) * (self.config.steps - self.updates)
         for step in steps:
             self.curve[step] = evaluator.results[step]
             scores = [score for score in self._point(step)["scores"] if score is not None]
             shown = mean_and_spread(scores, 1) if scores else "of no seed, all failed"
-            where = f"{self.cell.dataset} {self.cell.name} update {step:,} of {self.cell.steps:,}"
+            where = f"{self.config.dataset} {self.config.name} update {step:,} of {self.config.steps:,}"
             self.report(f"{where}: score {shown}, {total:.0f} s so far, {left:.0f} s left")
 
     def _point(self, step: int) -> dict[str, Any]:
-        """One evaluation; a policy that left the numbers has no return."""
+        """One evaluation; a policy that became non-finite has no return."""
         returns = [_finite(value, ".2f") for value in self.curve[step]]
-        scores = [None if value is None else round(normalised_score(self.cell.dataset, value), 2) for value in returns]
+        scores = [
+            None if value is None else round(normalised_score(self.config.dataset, value), 2) for value in returns
+        ]
         return {"step": step, "returns": returns, "scores": scores}
 
     def _beliefs_at(self, step: int) -> dict[str, Any]:
         """What the agents thought then; see the learner's."""
-        beliefs = self.beliefs[step].items()
-        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in beliefs}}
+        value_estimates = self.value_estimates[step].items()
+        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in value_estimates}}
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
         with self.watch.clock("checkpoint"):
             state = {
-                "settings": self.cell.to_json(),
+                "settings": self.config.to_json(),
                 "rows": self.rows.fingerprint(),
                 "made_on": self.made_on,
                 "updates": self.updates,
                 "curve": {str(step): returns for step, returns in self.curve.items()},
-                "beliefs": {str(step): beliefs for step, beliefs in self.beliefs.items()},
+                "value_estimates": {
+                    str(step): value_estimates for step, value_estimates in self.value_estimates.items()
+                },
                 "seconds": self.watch.wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
@@ -202,7 +208,7 @@ class OfflineRun:
         self.report(f"saved at update {self.updates:,}")
 
     def _load(self, path: Path) -> None:
-        state = saved_state(path, KIND, self.cell)
+        state = saved_state(path, KIND, self.config)
         if state["rows"] != self.rows.fingerprint():
             raise ValueError(
                 f"{path} is of a run with other rows: the data set was made anew, or this machine generates others; "
@@ -210,7 +216,9 @@ class OfflineRun:
             )
         self.updates, self.made_on = state["updates"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        self.beliefs = {int(step): beliefs for step, beliefs in state.get("beliefs", {}).items()}
+        self.value_estimates = {
+            int(step): value_estimates for step, value_estimates in state.get("value_estimates", {}).items()
+        }
         self.watch.continue_from(state["seconds"])
         self.learner.load_state_dict(state["learner"])
         self.report(f"continued at update {self.updates:,}")

@@ -45,7 +45,7 @@ _NAMES = [
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
 _MANY = {"critics": 50}
 # For EDAC on random sets CORL has no settings; it takes the usual ones here.
-_DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
+CORL_OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
     "iql": {
         "hopper-medium": _SMOOTH,
         "hopper-medium-replay": _SMOOTH,
@@ -66,8 +66,8 @@ _DEPARTURES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell of a table: everything its result depends on.
+class OfflineConfig:
+    """One config of a table: everything its result depends on.
 
     Attributes:
         dataset: Official name or regenerated one, as `datasets.load` knows them; others have no score.
@@ -167,7 +167,7 @@ class Cell:
     @property
     def scales_rewards(self) -> bool:
         """Whether rewards count relative to the range of returns."""
-        return bool(self._departures().get("reward_range"))
+        return bool(self._overrides().get("reward_range"))
 
     @property
     def scales_observations(self) -> bool:
@@ -210,12 +210,12 @@ class Cell:
         """Of the data set, without its version, or "regen"."""
         return self.dataset.rpartition("-")[0]
 
-    def _departures(self) -> dict[str, Any]:
-        return _DEPARTURES.get(self.algo, {}).get(self._plain_name, {})
+    def _overrides(self) -> dict[str, Any]:
+        return CORL_OVERRIDES.get(self.algo, {}).get(self._plain_name, {})
 
     def _settings(self) -> OfflineSettings:
         _, kind = ALGORITHMS[self.algo]
-        changes = {name: value for name, value in self._departures().items() if name != "reward_range"}
+        changes = {name: value for name, value in self._overrides().items() if name != "reward_range"}
         if self.algo == "iql":
             changes["steps"] = self.steps
         return kind(**{**changes, **(NETWORKS[self.network] if self.network else {})})

@@ -21,7 +21,7 @@ from synther_replay import CheckpointError, Transitions
 from synther_replay.adapters import corl
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.data.registry import Dataset
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "upsampled rows"
@@ -40,32 +40,32 @@ class Upsampled:
         self.folder, self.device = folder, device
         self._last: tuple[dict[str, Any], Transitions, dict[str, Any]] | None = None  # the last only: it is large
 
-    def rows(self, cell: Cell, dataset: Dataset) -> tuple[Transitions, dict[str, Any]]:
-        """The synthetic rows of a cell, and what there is to say of how they were made."""
-        key = self._key(cell, dataset)
+    def rows(self, config: OfflineConfig, dataset: Dataset) -> tuple[Transitions, dict[str, Any]]:
+        """The synthetic rows of a config, and what there is to say of how they were made."""
+        key = self._key(config, dataset)
         if self._last is None or self._last[0] != key:
             self._last = None  # its memory first
-            path = self._path(cell, key)
-            found = self._read(path, key) or self._make(cell, dataset, path, key)
+            path = self._path(config, key)
+            found = self._read(path, key) or self._make(config, dataset, path, key)
             self._last = key, Transitions(dataset.spec(), found["rows"].to(self.device)), found["about"]
         return self._last[1], self._last[2]
 
-    def _key(self, cell: Cell, dataset: Dataset) -> dict[str, Any]:
+    def _key(self, config: OfflineConfig, dataset: Dataset) -> dict[str, Any]:
         """Everything that the rows depend on."""
         return {
-            "dataset": cell.dataset,
+            "dataset": config.dataset,
             "real": dataset.digest(),
-            "rows": cell.synthetic_rows(len(dataset)),
-            "seed": cell.first_seed,
-            "generator": json.loads(json.dumps(cell.generator_config().to_json())),
+            "rows": config.synthetic_rows(len(dataset)),
+            "seed": config.first_seed,
+            "generator": json.loads(json.dumps(config.generator_config().to_json())),
             "device": self.device.type,
             "code": _code(),
         }
 
-    def _path(self, cell: Cell, key: dict[str, Any]) -> Path | None:
+    def _path(self, config: OfflineConfig, key: dict[str, Any]) -> Path | None:
         if self.folder is None:
             return None
-        return self.folder / f"{cell.dataset}-{_digest(json.dumps(key, sort_keys=True).encode())}.safetensors"
+        return self.folder / f"{config.dataset}-{_digest(json.dumps(key, sort_keys=True).encode())}.safetensors"
 
     def _read(self, path: Path | None, key: dict[str, Any]) -> dict[str, Any] | None:
         if path is None or not path.exists():
@@ -77,12 +77,12 @@ class Upsampled:
             return None
         return found if found["key"] == key else None
 
-    def _make(self, cell: Cell, dataset: Dataset, path: Path | None, key: dict[str, Any]) -> dict[str, Any]:
+    def _make(self, config: OfflineConfig, dataset: Dataset, path: Path | None, key: dict[str, Any]) -> dict[str, Any]:
         """Upsample through the adapter that CORL's own files would use."""
         sizes = dataset.observations.shape[1], dataset.actions.shape[1], len(dataset)
         reach = float(max(1.0, np.abs(dataset.actions).max()))
         buffer = corl.ReplayBuffer(
-            *sizes, self.device, generator=cell.generator_config(), max_action=reach, seed=cell.first_seed
+            *sizes, self.device, generator=config.generator_config(), max_action=reach, seed=config.first_seed
         )
         buffer.load_d4rl_dataset(dataset.to_qlearning())
         report = buffer.upsample(key["rows"])

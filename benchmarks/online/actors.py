@@ -19,7 +19,7 @@ from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.seeding import derive_seed
 from synther_replay.generator import FitReport
 
-_LATEST = 1_000  # transitions by which beliefs are judged: an episode of most tasks
+_LATEST = 1_000  # transitions by which value_estimates are judged: an episode of most tasks
 
 
 class Agents:
@@ -115,11 +115,11 @@ class Agents:
         self.replay.replace_synthetic(self.generator.sample(self.schedule.rows))
         synchronise(self.device)
 
-    def beliefs(self) -> dict[str, list[float]]:
+    def value_estimates(self) -> dict[str, list[float]]:
         """What each agent thinks of its latest transitions, a batch spread evenly over `_LATEST`; see the learner's."""
         count, batch = self.replay.count, self.learner.settings.batch_size
         places = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
-        found = self.learner.beliefs(self.replay.real[:, places.to(self.device)])
+        found = self.learner.value_estimates(self.replay.real[:, places.to(self.device)])
         return {name: each.tolist() for name, each in found.items()}
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ import matplotlib
 import matplotlib.pyplot as plt  # after the choice of the backend
 import numpy as np
 
-from synther_replay.benchmarks.common.command_line import failed
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of, writing
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.common.statistics import COVERAGE, Comparison, Estimate, compare, mean_curve
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 # one of an earlier call would contradict the table
                 (out / f"aggregate{ending}").unlink(missing_ok=True)
     except OSError as error:
-        sys.exit(failed(2, error))
+        sys.exit(exit_with_error(2, error))
 
 
 def _algorithms(runs: Sequence[Run]) -> list[str]:

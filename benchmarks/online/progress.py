@@ -19,9 +19,9 @@ class Progress(Stopwatch):
         step: Environment steps of each agent.
         last_refit: Step of the last one; None before the first.
         fits: What each refit reported.
-        failed_at: For each agent the step at which it left the numbers; None for those that did not.
+        failed_at: For each agent the step at which it became non-finite; None for those that did not.
         curve: Returns ``[M]`` of each evaluation, by its step.
-        beliefs: What the agents thought then, by its name ``[M]``.
+        value_estimates: What the agents thought then, by its name ``[M]``.
         episodes: Number of the running episode, ``(M,)``.
         lengths: Steps of the running episode so far, ``(M,)``.
         made_on: Machines and commits that the run was made with, the first one first.
@@ -35,7 +35,7 @@ class Progress(Stopwatch):
         self.fits: list[dict[str, Any]] = []
         self.failed_at: list[int | None] = [None] * agents
         self.curve: dict[int, list[float]] = {}
-        self.beliefs: dict[int, dict[str, list[float]]] = {}
+        self.value_estimates: dict[int, dict[str, list[float]]] = {}
         self.episodes = np.zeros(agents, np.int64)
         self.lengths = np.zeros(agents, np.int64)
         self.made_on: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ class Progress(Stopwatch):
 
     def beliefs_at(self, step: int) -> dict[str, list[float | None]]:
         """Those of one evaluation, in the same way."""
-        return {name: self._judged(step, values, digits=5) for name, values in self.beliefs[step].items()}
+        return {name: self._judged(step, values, digits=5) for name, values in self.value_estimates[step].items()}
 
     def _judged(self, step: int, values: list[float], digits: int) -> list[float | None]:
         def judged(value: float, failed: int | None) -> float | None:
@@ -73,7 +73,7 @@ class Progress(Stopwatch):
             "fits": self.fits,
             "failed_at": self.failed_at,
             "curve": {str(step): returns for step, returns in self.curve.items()},
-            "beliefs": {str(step): beliefs for step, beliefs in self.beliefs.items()},
+            "value_estimates": {str(step): value_estimates for step, value_estimates in self.value_estimates.items()},
             "seconds": self.wall_seconds(),
             "episodes": self.episodes.tolist(),
             "lengths": self.lengths.tolist(),
@@ -85,6 +85,8 @@ class Progress(Stopwatch):
         self.step, self.last_refit = state["step"], state["last_refit"]
         self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        self.beliefs = {int(step): beliefs for step, beliefs in state.get("beliefs", {}).items()}
+        self.value_estimates = {
+            int(step): value_estimates for step, value_estimates in state.get("value_estimates", {}).items()
+        }
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
         self.continue_from(state["seconds"])

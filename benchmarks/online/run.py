@@ -20,10 +20,10 @@ from synther_replay.benchmarks.agents.policy import save_policies
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.formatting import mean_and_spread
 from synther_replay.benchmarks.common.processes import worker_context
-from synther_replay.benchmarks.common.provenance import origin, sign
+from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
     checkpoint_beside,
-    run_in_stretches,
+    run_until,
     save_result,
     save_state,
     saved_state,
@@ -37,7 +37,7 @@ from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
 KIND = "online run"
-STRETCH = 500  # environment steps between two points where a run can be continued
+CHUNK = 500  # environment steps between two points where a run can be continued
 _PRINT = partial(print, flush=True)  # also where the output goes to a file
 
 
@@ -61,7 +61,7 @@ def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: 
 
 
 class OnlineRun:
-    """Acts, learns, refits and evaluates, in stretches between which it can be saved.
+    """Acts, learns, refits and evaluates, in chunks between which it can be saved.
 
     It runs once: what was stopped is continued by a new one from its checkpoint.
 
@@ -113,13 +113,13 @@ class OnlineRun:
             with self.progress.clock("start"):
                 if checkpoint.exists():
                     self._load(checkpoint)
-                sign(self.progress.made_on, self.device)
+                record_origin(self.progress.made_on, self.device)
                 environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
                 if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
                     self.agents.warm_up()  # while the processes build their environments
                 self._enter(environments)
-            ended = run_in_stretches(
-                lambda: self._stretch(environments, evaluator, keep_policies),
+            ended = run_until(
+                lambda: self._run_chunk(environments, evaluator, keep_policies),
                 lambda: self._save(checkpoint, evaluator),
                 lambda: self.finished,
                 begun=begun,
@@ -138,7 +138,9 @@ class OnlineRun:
             **{key: getattr(settings, key) for key in ("env", "algo", "preset", "utd", "steps")},
             "seeds": [settings.first_seed + agent for agent in range(settings.seeds)],
             "curve": [{"step": step, "returns": progress.returns(step)} for step in sorted(progress.curve)],
-            "beliefs": [{"step": step, **progress.beliefs_at(step)} for step in sorted(progress.beliefs)],
+            "value_estimates": [
+                {"step": step, **progress.beliefs_at(step)} for step in sorted(progress.value_estimates)
+            ],
             "failed_at": progress.failed_at,
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
             "fits": progress.fits,
@@ -148,16 +150,16 @@ class OnlineRun:
 
     # ------------------------------------------------------------------ loop
 
-    def _stretch(self, environments: Environments, evaluator: Evaluator, keep_policies: Path | None) -> None:
-        """STRETCH environment steps, which depend on the state before them alone."""
+    def _run_chunk(self, environments: Environments, evaluator: Evaluator, keep_policies: Path | None) -> None:
+        """CHUNK environment steps, which depend on the state before them alone."""
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
             self._prepare_learner()
-        agents.learner.reseed(progress.step // STRETCH)
+        agents.learner.reseed(progress.step // CHUNK)
         rng = np.random.default_rng([settings.first_seed, progress.step])
-        random_actions = rng.uniform(-1, 1, (STRETCH, *agents.actions.shape)).astype(np.float32)
+        random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)
         evaluations = settings.evaluation_steps()
-        for k in range(min(STRETCH, settings.steps - progress.step)):
+        for k in range(min(CHUNK, settings.steps - progress.step)):
             if progress.step < settings.random_steps:
                 agents.actions.numpy()[:] = random_actions[k]
             else:
@@ -177,7 +179,7 @@ class OnlineRun:
                     weights = agents.learner.policy_weights()
                     evaluator.submit(progress.step, weights)
                     if progress.step > settings.random_steps:  # before, they think nothing yet
-                        progress.beliefs[progress.step] = agents.beliefs()
+                        progress.value_estimates[progress.step] = agents.value_estimates()
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()
@@ -187,7 +189,7 @@ class OnlineRun:
         """Store what happened and begin to choose the next actions."""
         for agent in self.progress.advance(after.episodes, after.failed):
             seed, step = self.settings.first_seed + agent, self.progress.failed_at[agent]
-            warnings.warn(f"seed {seed} left the numbers at step {step}; the others go on", stacklevel=2)
+            warnings.warn(f"seed {seed} became non-finite at step {step}; the others go on", stacklevel=2)
         self.agents.take_in(after)
         if self.progress.step >= self.settings.random_steps:
             self.agents.act()
@@ -261,7 +263,7 @@ class OnlineRun:
             return
         failed = [at is not None for at in progress.failed_at]
         actions = self.agents.actions_since(progress.lengths)
-        found = environments.return_to(progress.episodes.tolist(), actions, failed)
+        found = environments.replay_to(progress.episodes.tolist(), actions, failed)
         found[failed] = 0.0
         if not np.array_equal(found, here):
             warnings.warn(

@@ -30,31 +30,31 @@ import torch
 from gymnasium.spaces import Box
 
 from synther_replay.benchmarks.agents.evaluation import mean_return
-from synther_replay.benchmarks.common.command_line import failed, folder
+from synther_replay.benchmarks.common.command_line import exit_with_error, folder
 from synther_replay.benchmarks.common.files import make_folder_of, write_json
 from synther_replay.benchmarks.common.processes import WorkerPool
-from synther_replay.benchmarks.common.provenance import origin, sign
+from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, save_result
 from synther_replay.benchmarks.data.registry import Dataset, load, normalised_score
 from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline.rows import DataSource
-from synther_replay.benchmarks.offline.settings import RESULTS, Cell
+from synther_replay.benchmarks.offline.settings import RESULTS, OfflineConfig
 from synther_replay.common.checks import whole_number
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 
 FILES = {"td3bc": "td3_bc", "iql": "iql"}  # of CORL, by our names
 _CPU = torch.device("cpu")
-# Of a cell: what the result depends on, and what is at the top of it beside these.
+# Of a config: what the result depends on, and what is at the top of it beside these.
 _SETTINGS = ("dataset", "algo", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
 _SHOWN = ("dataset", "data", "preset", "steps", "subsample", "augment", "network", "task")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What to run: data set, algorithm and sizes of `cell` with the files of the checkout `corl`."""
+    """What to run: data set, algorithm and sizes of `config` with the files of the checkout `corl`."""
 
-    cell: Cell
+    config: OfflineConfig
     corl: Path
 
     def __post_init__(self) -> None:
@@ -62,22 +62,22 @@ class Check:
         if not self.script.is_file():
             raise ValueError(f"corl: {self.corl} is not a checkout of CORL, there is no {self.script}")
         self.published()
-        steps, every = self.cell.steps, self.cell.evaluate_every
+        steps, every = self.config.steps, self.config.evaluate_every
         if steps % every:  # CORL would not judge at the end
             raise ValueError(f"steps: expected a multiple of evaluate_every={every}, got {steps}")
 
     @property
     def script(self) -> Path:
         """The algorithm's file."""
-        return self.corl / "algorithms" / "offline" / f"{FILES[self.cell.algo]}.py"
+        return self.corl / "algorithms" / "offline" / f"{FILES[self.config.algo]}.py"
 
     def published(self) -> dict[str, str]:
         """CORL's settings for the official namesake of the data set, as its flat YAML file has them."""
-        task, _, kind = self.cell.dataset.rpartition("-")[0].partition("-")
-        folder = self.corl / "configs" / "offline" / FILES[self.cell.algo] / task
+        task, _, kind = self.config.dataset.rpartition("-")[0].partition("-")
+        folder = self.corl / "configs" / "offline" / FILES[self.config.algo] / task
         found = sorted(folder.glob(f"{kind.replace('-', '_')}_v*.yaml"))
         if not found:
-            raise ValueError(f"corl: {folder} has no settings for {self.cell.dataset}")
+            raise ValueError(f"corl: {folder} has no settings for {self.config.dataset}")
         pairs = [line.partition(":") for line in found[-1].read_text().splitlines()]
         return {name.strip(): value.strip() for name, _, value in pairs if value}
 
@@ -88,7 +88,7 @@ class Check:
         commit = "unknown"
         with contextlib.suppress(OSError):  # there may be no git
             commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or commit
-        sizes = {name: getattr(self.cell, name) for name in _SETTINGS}
+        sizes = {name: getattr(self.config, name) for name in _SETTINGS}
         return {**sizes, "published": self.published(), "corl_commit": commit}
 
 
@@ -121,16 +121,16 @@ def import_script(path: Path, dataset: Dataset) -> ModuleType:
 
 
 def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
-    """Train one agent; its return at each evaluation, None where the policy left the numbers."""
+    """Train one agent; its return at each evaluation, None where the policy became non-finite."""
     torch.set_num_threads(1)
-    cell, published, returns = check.cell, check.published(), []
-    dataset = load(cell.dataset, folder=folder)
+    config, published, returns = check.config, check.published(), []
+    dataset = load(config.dataset, folder=folder)
     script = import_script(check.script, dataset)
 
     def judge(env: Any, actor: Any, device: str, n_episodes: int, seed: int) -> np.ndarray:
         actor.eval()
         policy = SimpleNamespace(mean_action=lambda observation: actor.act(env.scale(observation), device))
-        value = mean_return(cell.task, policy, agent_seed(seed), n_episodes)
+        value = mean_return(config.task, policy, agent_seed(seed), n_episodes)
         actor.train()
         returns.append(round(value, 2) if np.isfinite(value) else None)
         return np.array([value])
@@ -138,8 +138,8 @@ def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
     script.eval_actor = judge
     numbers = [field.name for field in fields(script.TrainConfig) if isinstance(field.default, int | float)]
     settings = {name: json.loads(published[name]) for name in numbers if name in published}
-    settings |= {"max_timesteps": cell.steps, "eval_freq": cell.evaluate_every, "n_episodes": cell.episodes}
-    settings |= {"device": "cpu", "env": cell.dataset, "seed": seed}
+    settings |= {"max_timesteps": config.steps, "eval_freq": config.evaluate_every, "n_episodes": config.episodes}
+    settings |= {"device": "cpu", "env": config.dataset, "seed": seed}
     settings["buffer_size"] = len(dataset)  # what CORL has is more, and would stay empty
     with contextlib.redirect_stdout(io.StringIO()):
         script.train(script.TrainConfig(**settings))
@@ -148,8 +148,8 @@ def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
 
 def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> dict[str, Any]:
     """Run the seeds that are missing, noting the returns of each beside `path`, then write and return the result."""
-    cell, begun = check.cell, time.monotonic()
-    rows, about = source.rows(cell)
+    config, begun = check.config, time.monotonic()
+    rows, about = source.rows(config)
     make_folder_of(path)
     checkpoint = checkpoint_beside(path)
     state = {"settings": check.to_json(), "rows": rows.fingerprint(), "made_on": [], "seconds": 0.0, "returns": {}}
@@ -157,8 +157,12 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
         state = json.loads(checkpoint.read_text())
         if state["rows"] != rows.fingerprint():
             raise ValueError(f"{checkpoint} is of a run with other rows; remove it to begin again")
-    sign(state["made_on"], _CPU)
-    seeds, before, returns = range(cell.first_seed, cell.first_seed + cell.seeds), state["seconds"], state["returns"]
+    record_origin(state["made_on"], _CPU)
+    seeds, before, returns = (
+        range(config.first_seed, config.first_seed + config.seeds),
+        state["seconds"],
+        state["returns"],
+    )
     with WorkerPool(workers) as pool:
         missing = [seed for seed in seeds if str(seed) not in returns]
         futures = {pool.submit(run, check, source.folder, seed): str(seed) for seed in missing}
@@ -166,12 +170,12 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
             returns[futures[future]] = future.result()
             state["seconds"] = round(before + time.monotonic() - begun, 2)
             write_json(checkpoint, state)
-            print(f"{cell.dataset} {path.stem} seed {futures[future]}: returns {future.result()}", flush=True)
+            print(f"{config.dataset} {path.stem} seed {futures[future]}: returns {future.result()}", flush=True)
     curve = []
     for k, now in enumerate(zip(*(returns[str(seed)] for seed in seeds), strict=True), 1):
-        scores = [None if value is None else round(normalised_score(cell.dataset, value), 2) for value in now]
-        curve.append({"step": k * cell.evaluate_every, "returns": list(now), "scores": scores})
-    result = {**{name: getattr(cell, name) for name in _SHOWN}, "algo": path.stem, "seeds": list(seeds), **about}
+        scores = [None if value is None else round(normalised_score(config.dataset, value), 2) for value in now]
+        curve.append({"step": k * config.evaluate_every, "returns": list(now), "scores": scores})
+    result = {**{name: getattr(config, name) for name in _SHOWN}, "algo": path.stem, "seeds": list(seeds), **about}
     result |= {"curve": curve, "final": curve[-1]["scores"], "wall_seconds": {"total": state["seconds"]}}
     result |= {name: state[name] for name in ("made_on", "settings")}
     save_result(path, {**result, **origin(_CPU)})
@@ -197,17 +201,17 @@ def main() -> int:
     source = DataSource(args.folder, _CPU)
     try:
         whole_number("workers", args.workers)
-        for check in [Check(Cell(args.dataset, algo, "real", **sizes), args.corl) for algo in args.algo]:
-            path = args.out / args.dataset / f"corl-{check.cell.algo}.json"
+        for check in [Check(OfflineConfig(args.dataset, algo, "real", **sizes), args.corl) for algo in args.algo]:
+            path = args.out / args.dataset / f"corl-{check.config.algo}.json"
             if is_done(path, check):
-                source.check_same(path, check.cell)
+                source.check_same(path, check.config)
                 print(f"{path} is there already")
             else:
                 print(run_to_file(path, check, source, args.workers)["final"])
     except (ValueError, OSError, ImportError) as error:
-        return failed(2, error)
+        return exit_with_error(2, error)
     except KeyboardInterrupt:
-        return failed(130, "interrupted; the same command goes on with the seeds that are missing")
+        return exit_with_error(130, "interrupted; the same command goes on with the seeds that are missing")
     return 0
 
 

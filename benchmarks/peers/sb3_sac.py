@@ -33,7 +33,7 @@ from synther_replay import GeneratorConfig, RetrainSchedule
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.agents.policy import Policy
-from synther_replay.benchmarks.common.command_line import failed
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.formatting import mean_and_spread
 from synther_replay.benchmarks.common.processes import WorkerPool
@@ -231,11 +231,11 @@ def main() -> int:
         make_folder_of(path)
         curve = run_to_file(path, settings, args.workers)
     except (ValueError, OSError) as error:
-        return failed(2, error)
+        return exit_with_error(2, error)
     except KeyboardInterrupt:
-        return failed(130, f"{path}: was interrupted, nothing of it is written")
+        return exit_with_error(130, f"{path}: was interrupted, nothing of it is written")
     except BrokenProcessPool:
-        return failed(1, f"{path}: a process that learns has died, nothing of it is written")
+        return exit_with_error(1, f"{path}: a process that learns has died, nothing of it is written")
     for point in curve:
         print(f"{settings.env} step {point['step']:,}: {mean_and_spread(point['returns'], 1)}")
     print(path)

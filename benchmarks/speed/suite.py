@@ -145,18 +145,18 @@ class Suite:
         }
 
     def refit(self) -> None:
-        """A warm refresh of a buffer end to end: fit and generate, after a first one that is not counted."""
+        """A warm refit of a buffer end to end: fit and generate, after a first one that is not counted."""
         rows = (RetrainSchedule.fast() if self.large else RetrainSchedule.tiny()).rows
         data = toy_transitions(100_000 if self.large else 5_000, self.device)
         real = RingBuffer(data.spec, 1_000_000, device=self.device)
         real.add(data)
-        config = replace(self.fast, patience=None)  # the whole of `refresh_steps`, not what early stopping leaves
+        config = replace(self.fast, patience=None)  # the whole of `refit_steps`, not what early stopping leaves
         generator = DiffusionGenerator(data.spec, config, device=self.device)
         schedule = RetrainSchedule(every=2_500, rows=rows, start=1)
         buffer = SyntheticReplayBuffer(real, generator, schedule=schedule, device=self.device)
-        buffer.refresh()
-        total = seconds(buffer.refresh, self.device, warm_up=0, repeats=3)
-        report = buffer.last_refresh
+        buffer.refit_or_warn()
+        total = seconds(buffer.refit, self.device, warm_up=0, repeats=3)
+        report = buffer.last_refit
         assert report is not None
         self.results[f"refit, {self.fast_name}, warm"] = {
             "s": total,

@@ -144,7 +144,7 @@ class TransitionCodec:
         digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
 
-    def what_happened(self, codes: Tensor) -> Tensor:
+    def features(self, codes: Tensor) -> Tensor:
         """The codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
         return codes[..., self._what_happened]
 

@@ -155,7 +155,7 @@ class StackTrainer:
             try:
                 return self._loop(plan, examination, on_progress)
             finally:
-                self._let_go()
+                self.release()
 
     def weights(self) -> Tensor:
         """The averaged weights in the type in which the network computes, ``(M, P)``."""
@@ -272,7 +272,7 @@ class StackTrainer:
             self._captured_for = None
         self.data[:, :n] = train
 
-    def _let_go(self) -> None:
+    def release(self) -> None:
         """Between two fits only a captured graph needs the rows."""
         if self.device.type != "cuda":
             self.data = self.data.new_empty(self.stack, 0, self.shape.dim)

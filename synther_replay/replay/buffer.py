@@ -47,7 +47,7 @@ class SyntheticReplayBuffer(SyntheticSource):
         self.steps += transitions.rows[..., 0].numel()
 
     def sample(self, batch_size: int) -> Transitions:
-        """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refresh if one is due."""
+        """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refit if one is due."""
         drawn = self.draw(batch_size)
         real = batch_size if drawn is None else len(drawn[1])
         if real and not len(self.real):

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RefreshReport:
-    """What a refresh did.
+class RefitReport:
+    """What a refit did.
 
     Attributes:
         fit: What the generator's `fit` returned.
@@ -52,7 +52,7 @@ class SyntheticSource:
     `SyntheticReplayBuffer` is one with a real buffer of ours; the adapters hold one beside the buffer of a framework::
 
         source.steps += 1                        # for every real transition that was added
-        if (drawn := source.draw(256)) is None:  # refreshes first when the schedule says so
+        if (drawn := source.draw(256)) is None:  # refits first when the schedule says so
             ...                                  # everything is real
         else:
             batch, places = drawn                # put real rows at those places of the synthetic batch
@@ -108,8 +108,8 @@ class SyntheticSource:
             raise TypeError(f"schedule: expected a RetrainSchedule, got {schedule!r}")
         self.schedule = schedule
         self.steps = len(real)  # environment steps so far
-        self.refreshes = 0
-        self.last_refresh: RefreshReport | None = None
+        self.refits = 0
+        self.last_refit: RefitReport | None = None
         self._last_attempt: int | None = None
         self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
 
@@ -122,7 +122,7 @@ class SyntheticSource:
         """Sizes and ratio."""
         return (
             f"{type(self).__name__}({len(self.real)} real, {len(self.store)} synthetic, "
-            f"real_ratio={self.real_ratio}, refreshes={self.refreshes})"
+            f"real_ratio={self.real_ratio}, refits={self.refits})"
         )
 
     def draw(self, batch_size: int) -> tuple[Transitions, Tensor] | None:
@@ -132,20 +132,20 @@ class SyntheticSource:
         overwrite synthetic ones at random places are cheaper than joining and shuffling.
         """
         batch_size = whole_number("batch_size", batch_size)  # a checkpoint will hold it, and no number of NumPy
-        self.refresh_if_due()
+        self.refit_if_due()
         real, synthetic = split_batch(batch_size, self.real_ratio, synthetic_available=len(self.store) > 0)
         if not synthetic:
             return None
         return Transitions(self.spec, self.store.sample(batch_size)), self._shuffles.draw(batch_size, real)
 
-    def refresh_if_due(self) -> RefreshReport | None:
-        """Refresh if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
+    def refit_if_due(self) -> RefitReport | None:
+        """Refit if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
         if self.real_ratio == 1.0 or not self.schedule.is_due(self.steps, self._last_attempt):
             return None
         enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
-        return self.refresh() if enough else None
+        return self.refit_or_warn() if enough else None
 
-    def refresh(self) -> RefreshReport | None:
+    def refit_or_warn(self) -> RefitReport | None:
         """`refit`, for the middle of a run: where that fails for want of luck or memory, warn and go on as before.
 
         A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; any other error,
@@ -156,10 +156,10 @@ class SyntheticSource:
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
                 raise
-            warnings.warn(f"refresh failed, {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"refit failed, {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
             return None
 
-    def refit(self, rows: int | None = None) -> RefreshReport:
+    def refit(self, rows: int | None = None) -> RefitReport:
         """Refit the generator to the real transitions and replace the synthetic ones in one step.
 
         Whatever is raised, generator and store are as before.
@@ -185,13 +185,13 @@ class SyntheticSource:
                     self.generator.rejected = rejected  # type: ignore[attr-defined]
             logger.warning("refit ended by %s, %s", type(error).__name__, self._kept())
             raise
-        self.refreshes += 1
+        self.refits += 1
         ended = time.monotonic()
-        self.last_refresh = RefreshReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
-        logger.info("refresh %d at step %d: %s", self.refreshes, self.steps, self.last_refresh)
-        return self.last_refresh
+        self.last_refit = RefitReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
+        logger.info("refit %d at step %d: %s", self.refits, self.steps, self.last_refit)
+        return self.last_refit
 
-    def restart(self, steps: int = 0) -> None:
+    def start_over(self, steps: int = 0) -> None:
         """Begin anew with other real transitions: without synthetic rows, and with `steps` taken. The model is kept."""
         self.store.clear()
         self.steps, self._last_attempt = steps, None
@@ -231,7 +231,7 @@ class SyntheticSource:
             "real_ratio": self.real_ratio,
             "schedule": dict(vars(self.schedule)),
             "steps": self.steps,
-            "refreshes": self.refreshes,
+            "refits": self.refits,
             "last_attempt": self._last_attempt,
             "shuffles": self._shuffles.state_dict(),
         }
@@ -244,7 +244,7 @@ class SyntheticSource:
             if state["spec"] != self.spec.to_json():
                 raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
             schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
-            steps, refreshes = (whole_number(name, state[name], least=0) for name in ("steps", "refreshes"))
+            steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))
             last = state["last_attempt"]
             last_attempt = None if last is None else whole_number("last_attempt", last, least=0)
             for name, part in parts.items():
@@ -256,7 +256,7 @@ class SyntheticSource:
                 raise
             raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
         self.schedule, self.real_ratio = schedule, real_ratio
-        self.steps, self.refreshes, self._last_attempt = steps, refreshes, last_attempt
+        self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
         """The parts that a state speaks of."""

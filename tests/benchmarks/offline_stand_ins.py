@@ -16,19 +16,19 @@ from synther_replay.benchmarks.data import download as dataset_files
 from synther_replay.benchmarks.data.registry import write
 from synther_replay.benchmarks.environments.tasks import make_environment
 from synther_replay.benchmarks.offline import run as offline_run
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 
 HOPPER, MAZE = "hopper-medium-regen", "maze2d-umaze-regen"
-STRETCH, STEPS, EVERY = 12, 40, 16  # so that a run is saved in other places than it is judged
+CHUNK, STEPS, EVERY = 12, 40, 16  # so that a run is saved in other places than it is judged
 GENERATOR = {"width": 32, "depth": 1, "steps": 20, "batch_size": 32, "sampling_steps": 3}
 
 
-def cell(algo="td3bc", data="real", **changes):
-    """A cell of a second's work."""
+def config(algo="td3bc", data="real", **changes):
+    """A config of a second's work."""
     values = {"dataset": HOPPER, "seeds": 2, "steps": STEPS, "episodes": 1, "evaluate_every": EVERY}
     if data != "real":
         values |= {"preset": "tiny", "rows": 96, "generator": GENERATOR}
-    return Cell(algo=algo, data=data, **{**values, **changes})
+    return OfflineConfig(algo=algo, data=data, **{**values, **changes})
 
 
 @cache
@@ -77,13 +77,13 @@ def no_other_sets(monkeypatch, home):
 
 
 def install(monkeypatch):
-    """Let runs judge in this process, in short stretches, and learn little at a time with small networks."""
+    """Let runs judge in this process, in short chunks, and learn little at a time with small networks."""
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     monkeypatch.setattr(offline_run, "Evaluator", online_stand_ins.Evaluator)
-    monkeypatch.setitem(offline_run.STRETCH, "cpu", STRETCH)
-    genuine = Cell._settings
+    monkeypatch.setitem(offline_run.CHUNK, "cpu", CHUNK)
+    genuine = OfflineConfig._settings
 
     def small(self):
         return replace(genuine(self), hidden=16, batch_size=32, updates_per_call=4)
 
-    monkeypatch.setattr(Cell, "_settings", small)
+    monkeypatch.setattr(OfflineConfig, "_settings", small)

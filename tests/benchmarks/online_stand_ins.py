@@ -5,17 +5,17 @@ import functools
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.sac import Hyperparameters
-from synther_replay.benchmarks.environments.parallel import LaneGroup
+from synther_replay.benchmarks.environments.parallel import EnvGroup
 from synther_replay.benchmarks.online import actors as online_agents
 from synther_replay.benchmarks.online import run as online_run
 
 
 class Environments:
-    """The lanes of all agents in this process."""
+    """The streams of all agents in this process."""
 
     def __init__(self, task, seeds, *, workers):
-        self.group = LaneGroup(task.name, seeds)
-        self.observations, self.return_to = self.group.observations, self.group.return_to
+        self.group = EnvGroup(task.name, seeds)
+        self.observations, self.replay_to = self.group.observations, self.group.replay_to
 
     def begin_step(self, actions):
         self.actions = actions.copy()
@@ -54,10 +54,10 @@ class Evaluator:
         pass
 
 
-def install(monkeypatch, *, stretch=50):
-    """Let `OnlineRun` use the above, in short stretches; whoever edits a file meanwhile makes no other commit."""
+def install(monkeypatch, *, chunk=50):
+    """Let `OnlineRun` use the above, in short chunks; whoever edits a file meanwhile makes no other commit."""
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     monkeypatch.setattr(online_run, "Environments", Environments)
     monkeypatch.setattr(online_run, "Evaluator", Evaluator)
-    monkeypatch.setattr(online_run, "STRETCH", stretch)
+    monkeypatch.setattr(online_run, "CHUNK", chunk)
     monkeypatch.setattr(online_agents, "Hyperparameters", functools.partial(Hyperparameters, hidden=16, batch_size=32))

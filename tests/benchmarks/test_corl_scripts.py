@@ -17,7 +17,7 @@ pytest.importorskip("h5py")
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.data.registry import load, normalised_score
 from synther_replay.benchmarks.environments.tasks import agent_seed
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.benchmarks.peers import corl_scripts as offline_corl
 
 PACKAGES = ("d4rl", "gym", "pyrallis", "wandb")
@@ -167,7 +167,7 @@ def call(call_main, monkeypatch, tmp_path, folder, corl, out):
 
 def check(corl, algo="td3bc", **sizes):
     values = {"seeds": 2, "steps": 200, "evaluate_every": 100, "episodes": 2}
-    return offline_corl.Check(Cell(HOPPER, algo, "real", **{**values, **sizes}), corl)
+    return offline_corl.Check(OfflineConfig(HOPPER, algo, "real", **{**values, **sizes}), corl)
 
 
 def seen(corl):

@@ -14,11 +14,13 @@ from synther_replay import Transitions
 from synther_replay.benchmarks import generator_fidelity as fidelity
 from synther_replay.benchmarks.data.registry import write
 from synther_replay.benchmarks.environments.simulators import make_simulator
+from synther_replay.benchmarks.fidelity import run as fidelity_run
 from synther_replay.benchmarks.fidelity.measures import BINS, Judge
 from synther_replay.benchmarks.fidelity.rows import draw, read_set
 from synther_replay.benchmarks.fidelity.tables import fidelity_table
 
 ROWS = 700
+FIGURES = "synther_replay.benchmarks.fidelity.figures"
 CPU = torch.device("cpu")
 ORIGIN = {"machine", "versions", "command", "commit"}
 DYNAMICS = {"asked", "clipped", "answered", "distance", "next_observation_mse", "reward_mse", "bins"}
@@ -26,7 +28,7 @@ DYNAMICS = {"asked", "clipped", "answered", "distance", "next_observation_mse", 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """A file like those of collect.py."""
+    """Transitions of one task in an .npz file."""
     simulator, rng = make_simulator("HalfCheetah-v5"), np.random.default_rng(0)
     observation, rows = np.zeros((1, 17), np.float32), []
     for _ in range(ROWS):
@@ -47,7 +49,7 @@ def run(data, tmp_path, monkeypatch):
 
     def main(figures=False, **changes):
         if not figures:  # drawing takes longer than everything else
-            monkeypatch.setitem(sys.modules, "plot_fidelity", None)
+            monkeypatch.setitem(sys.modules, FIGURES, None)
         usual = {"dataset": data, "rows": 300, "preset": "tiny", "set": "steps=20", "peers": "none"}
         usual |= {"dynamics-rows": 100, "device": "cpu", "out": tmp_path / "result.json"}
         chosen = {key: value for key, value in (usual | changes).items() if value is not None}
@@ -133,8 +135,8 @@ def test_a_result_holds_everything(run, capsys, tmp_path, monkeypatch):
 
 def test_the_same_command_measures_nothing_again_and_another_adds(run, with_package, monkeypatch):
     first = run()
-    monkeypatch.setattr(fidelity, "TabularPeer", Copies)
-    monkeypatch.setattr(fidelity, "DiffusionGenerator", None)  # which is not needed any more
+    monkeypatch.setattr(fidelity_run, "TabularPeer", Copies)
+    monkeypatch.setattr(fidelity_run, "DiffusionGenerator", None)  # which is not needed any more
     second = run(peers="tvae", **{"peer-epochs": 2})
     assert list(second["sources"]) == [*first["sources"], "tvae-epochs-2"]
     assert {name: second["sources"][name] for name in first["sources"]} == first["sources"]
@@ -156,13 +158,13 @@ def test_two_runs_agree_and_two_seeds_do_not(run, tmp_path):
 
 
 def test_a_peer_that_fails_is_reported_and_tried_again(run, with_package, monkeypatch, capsys):
-    monkeypatch.setattr(fidelity, "TabularPeer", Broken)
+    monkeypatch.setattr(fidelity_run, "TabularPeer", Broken)
     content = run(peers="ctgan tvae")
     assert content["sources"]["ctgan"]["failed"] == "RuntimeError('no mixture could be fitted')"
     text = capsys.readouterr().out
     assert "ctgan failed: RuntimeError('no mixture could be fitted')" in text
     assert "| tvae | failed |" in text
-    monkeypatch.setattr(fidelity, "TabularPeer", Copies)
+    monkeypatch.setattr(fidelity_run, "TabularPeer", Copies)
     assert run(peers="ctgan")["sources"]["ctgan"]["marginal"] == 1
 
 
@@ -236,7 +238,7 @@ def test_figures_that_cannot_be_written_are_named_and_the_result_is_kept(run, fu
     run()
     genuine = fidelity.draw_figures
     monkeypatch.setattr(fidelity, "draw_figures", lambda *given: (full_disk(), genuine(*given)))
-    monkeypatch.delitem(sys.modules, "plot_fidelity")
+    monkeypatch.delitem(sys.modules, FIGURES)
     with pytest.raises(SystemExit) as stopped:
         run(figures=True)
     assert stopped.value.code == 2

@@ -16,7 +16,7 @@ from synther_replay.benchmarks.data.behaviour import Behaviour
 from synther_replay.benchmarks.data.hdf5 import read
 from synther_replay.benchmarks.data.recipes import recipe
 from synther_replay.benchmarks.data.registry import load, normalised_score
-from synther_replay.benchmarks.data.rollouts import Episodes, Studio
+from synther_replay.benchmarks.data.rollouts import Episodes, RolloutPool
 
 HOPPER = "Hopper-v5"
 
@@ -123,8 +123,8 @@ def test_medium_expert_is_half_and_half(tmp_path):
     weak = next(part for part in replay.parts if part.label == behaviour.replay[1].file)
     (medium,) = recipe("hopper-medium", 1_000).parts
     made_by = replace(replay, name="hopper-medium-expert", parts=(medium, replace(weak, rows=1_000)))
-    with Studio(1) as studio:
-        about = make_datasets.make(made_by, 0, tmp_path / "hopper-medium-expert-regen.hdf5", studio)
+    with RolloutPool(1) as pool:
+        about = make_datasets.make(made_by, 0, tmp_path / "hopper-medium-expert-regen.hdf5", pool)
     first, second = (part["rows"] for part in about["parts"])
     assert first + second == 2_000
     assert 1_000 <= first < 1_500

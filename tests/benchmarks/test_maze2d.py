@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 pytest.importorskip("mujoco")
 from synther_replay.benchmarks.environments.maze2d import MAZES, Ball, Maze, Maze2d, State, at_goal
-from synther_replay.benchmarks.environments.parallel import Lane
+from synther_replay.benchmarks.environments.parallel import EpisodeStream
 
 # What a state and an action led to, a line each: transitions in float32 from D4RL's own generator, none of which comes
 # near a wall. In all 20,000 that were checked the greatest difference was 4.8e-7, as numbers near 5 are rounded.
@@ -188,13 +188,13 @@ class TestEpisodes:
     def test_is_a_task_once_it_is_registered(self):
         gym.register("test/umaze-v0", lambda: Maze2d("umaze"))
         try:
-            lane, again = Lane("test/umaze-v0", 3), Lane("test/umaze-v0", 3)
+            stream, again = EpisodeStream("test/umaze-v0", 3), EpisodeStream("test/umaze-v0", 3)
             actions = np.random.default_rng(0).uniform(-1, 1, (310, 2)).astype(np.float32)
             for action in actions:
-                lane.step(action)
-            assert lane.episode == 1
-            again.return_to(1, actions[300:])
-            assert again.observation.tobytes() == lane.observation.tobytes()
+                stream.step(action)
+            assert stream.episode == 1
+            again.replay_to(1, actions[300:])
+            assert again.observation.tobytes() == stream.observation.tobytes()
         finally:
             del gym.registry["test/umaze-v0"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from synther_replay.benchmarks.agents.networks.matmul import choose_precision, takes_halves
+from synther_replay.benchmarks.agents.networks.matmul import choose_precision, uses_fp16
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
@@ -71,7 +71,7 @@ def test_precision_is_chosen_for_gpus_only():
     for precise in (True, False):
         choose_precision(gpu, precise=precise)
         choose_precision(cpu, precise=not precise)
-        assert takes_halves(gpu) is not precise
+        assert uses_fp16(gpu) is not precise
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_precision_is_chosen_for_gpus_only():
 @pytest.mark.usefixtures("precision_restored")
 def test_halves_are_for_gpus_that_need_not_be_precise(device, precision, expected):
     torch.set_float32_matmul_precision(precision)
-    assert takes_halves(torch.device(device)) is expected
+    assert uses_fp16(torch.device(device)) is expected
 
 
 @pytest.mark.parametrize(("outputs", "layers"), [(1, 2), (1, 3), (6, 3)])

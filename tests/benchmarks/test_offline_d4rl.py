@@ -20,7 +20,7 @@ from synther_replay.benchmarks.agents.offline_base import OfflineLearner
 from synther_replay.benchmarks.data.registry import load, write
 from synther_replay.benchmarks.offline import run as offline_run
 from synther_replay.benchmarks.offline.rows import DataSource
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 
 BENCHMARKS = Path(offline_d4rl.__file__).parent
 SMALL = ["--steps", "40", "--evaluate-every", "16", "--episodes", "1", "--seeds", "2", "--device", "cpu"]
@@ -179,7 +179,7 @@ class TestCells:
 
     def test_one_of_each_pair_those_that_share_rows_together(self, monkeypatch):
         args = self.parse(monkeypatch, "--algo", "iql", "td3bc", "--data", "synther", "real", "mixed")
-        assert [cell.name for cell in args.cells] == [
+        assert [config.name for config in args.configs] == [
             "iql-synther",
             "td3bc-synther",
             "iql-real",
@@ -190,20 +190,20 @@ class TestCells:
 
     @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
     def test_defaults_are_what_one_can_wait_for_on_a_cpu(self, monkeypatch, data):
-        (found,) = self.parse(monkeypatch, "--algo", "iql", "--data", data).cells
+        (found,) = self.parse(monkeypatch, "--algo", "iql", "--data", data).configs
         generator = {} if data == "real" else {"preset": "tiny", "rows": 100_000}
-        assert found == Cell(HOPPER, "iql", data, seeds=1, steps=20_000, evaluate_every=5_000, **generator)
+        assert found == OfflineConfig(HOPPER, "iql", data, seeds=1, steps=20_000, evaluate_every=5_000, **generator)
 
     @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
     def test_a_gpu_has_more_to_do(self, monkeypatch, data):
         args = self.parse(monkeypatch, "--algo", "iql", "--data", data)
         args.device = torch.device("cuda", 0)
-        found = offline_d4rl.cell_of(args, "iql", data)
+        found = offline_d4rl.config_of(args, "iql", data)
         generator = {} if data == "real" else {"preset": "offline"}
-        assert found == Cell(HOPPER, "iql", data, seeds=8, steps=1_000_000, **generator)
+        assert found == OfflineConfig(HOPPER, "iql", data, seeds=8, steps=1_000_000, **generator)
 
     def test_real_rows_are_what_is_learnt_from_where_nothing_is_said(self, monkeypatch):
-        assert [cell.name for cell in self.parse(monkeypatch, "--algo", "td3bc").cells] == ["td3bc-real"]
+        assert [config.name for config in self.parse(monkeypatch, "--algo", "td3bc").configs] == ["td3bc-real"]
 
     def test_everything_can_be_said(self, monkeypatch):
         sizes = {"seeds": 3, "steps": 700, "first-seed": 9, "episodes": 2, "evaluate-every": 300, "rows": 8}
@@ -211,19 +211,19 @@ class TestCells:
         arguments += ["--preset", "paper", "--real-ratio", "0", "--subsample", "0.15", "--network", "large"]
         arguments += ["--precise"]
         arguments += ["--set", "solver=heun", "--set", "betas=(0.8, 0.9)", "--set", "patience=None", "--set", "eta=0.5"]
-        (found,) = self.parse(monkeypatch, "--algo", "td3bc", "--data", "mixed", *arguments).cells
+        (found,) = self.parse(monkeypatch, "--algo", "td3bc", "--data", "mixed", *arguments).configs
         generator = {"solver": "heun", "betas": (0.8, 0.9), "patience": None, "eta": 0.5}
         others = {"preset": "paper", "real_ratio": 0.0, "subsample": 0.15, "network": "large", "precise": True}
         sizes = {name.replace("-", "_"): value for name, value in sizes.items()}
-        assert found == Cell(HOPPER, "td3bc", "mixed", generator=generator, **sizes, **others)
+        assert found == OfflineConfig(HOPPER, "td3bc", "mixed", generator=generator, **sizes, **others)
         assert found.generator_config() == GeneratorConfig.paper(width=2048, **generator)
 
     def test_what_only_others_take_is_no_setting_of_a_cell(self, monkeypatch):
         """Else its result would count as one of other settings, depending on what it was asked for together with."""
         of_others = ["--rows", "70", "--preset", "fast", "--set", "width=64", "--real-ratio", "0.25"]
-        together = self.parse(monkeypatch, "--algo", "iql", "--data", "real", "synther", "mixed", *of_others).cells
-        assert [together[0]] == self.parse(monkeypatch, "--algo", "iql", "--data", "real").cells
-        assert [together[1]] == self.parse(monkeypatch, "--algo", "iql", "--data", "synther", *of_others[:-2]).cells
+        together = self.parse(monkeypatch, "--algo", "iql", "--data", "real", "synther", "mixed", *of_others).configs
+        assert [together[0]] == self.parse(monkeypatch, "--algo", "iql", "--data", "real").configs
+        assert [together[1]] == self.parse(monkeypatch, "--algo", "iql", "--data", "synther", *of_others[:-2]).configs
         assert (together[2].real_ratio, together[2].rows, together[2].generator) == (0.25, 70, {"width": 64})
 
 
@@ -356,10 +356,10 @@ class TestRunning:
     def test_a_fault_is_told_in_a_sentence_and_what_is_done_stays(self, error, call, out, monkeypatch):
         genuine = DataSource.rows
 
-        def rows(self, cell):
-            if cell.synthetic:
+        def rows(self, config):
+            if config.synthetic:
                 raise error
-            return genuine(self, cell)
+            return genuine(self, config)
 
         monkeypatch.setattr(DataSource, "rows", rows)
         answer = call(*self.PAIRS)
@@ -383,7 +383,7 @@ class TestRunning:
     )
     def test_an_interrupt_is_told_in_a_sentence(self, saves, follows, call, out, monkeypatch):
         arguments = ("--dataset", HOPPER, "--algo", "td3bc", *SMALL)
-        learn, left = OfflineLearner.learn, [5]  # more than the first stretch has
+        learn, left = OfflineLearner.learn, [5]  # more than the first chunk has
 
         def interrupted(self):
             left[0] -= 1
@@ -405,13 +405,13 @@ class TestRunning:
         def learner(self, rows):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(Cell, "learner", learner)
+        monkeypatch.setattr(OfflineConfig, "learner", learner)
         answer = call("--dataset", HOPPER, "--algo", "td3bc", *SMALL)
         expect_refusal(answer, "agents of td3bc-real, fewer --seeds need less: CUDA out of memory")
         assert not self.results(out)
 
     def test_any_other_error_is_not_hidden(self, call, monkeypatch):
-        def rows(self, cell):
+        def rows(self, config):
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(DataSource, "rows", rows)

@@ -108,7 +108,7 @@ def test_cells_that_were_made_in_unlike_ways_are_not_compared(tmp_path, changes,
     made = {"preset": "paper", "settings": {"episodes": 10, "generator": {"depth": 1, "steps": 1, "width": 1}}}
     write(tmp_path, "hopper-medium-regen", "td3bc", "synther", [1.0], changes=made)
     # as the paper has it for some sets, and at a commit that knew one setting more
-    more = {"depth": 1, "steps": 1_000, "width": 2, "refresh_steps": 9, "predict_linearly": False}
+    more = {"depth": 1, "steps": 1_000, "width": 2, "refit_steps": 9, "predict_linearly": False}
     wider = {"episodes": 10, "generator": more}
     write(tmp_path, "halfcheetah-medium-regen", "td3bc", "synther", [1.0], changes={**made, "settings": wider})
     assert len(lines(tmp_path)) == 7

@@ -416,7 +416,7 @@ class TestEachLearner:
         learner = build()
         learner.learn()
         before, rng = learner.state_dict(), learner.rng.get_state()
-        beliefs = learner.beliefs()
+        value_estimates = learner.value_estimates()
         assert all(torch.equal(part, before[name]) for name, part in learner.state_dict().items())
         assert torch.equal(learner.rng.get_state(), rng)
         places = [round(k * (len(learner.rows) - 1) / (BATCH - 1)) for k in range(BATCH)]
@@ -429,7 +429,7 @@ class TestEachLearner:
             ]
             for name, chosen in (("value", actions), ("value_of_own", own)):
                 smallest = torch.stack([judge(torch.cat((states, chosen), -1)) for judge in judges]).amin(0)
-                torch.testing.assert_close(beliefs[name][agent], smallest.mean())
+                torch.testing.assert_close(value_estimates[name][agent], smallest.mean())
 
     def test_goes_on_from_a_state_as_if_nothing_had_happened(self, build):
         whole, stopped, goes_on = build(), build(), build(seed=9)
@@ -621,13 +621,13 @@ class TestOnGpu:
     def test_beliefs_are_those_of_a_cpu(self, algo):
         learner, _ = self.learned(algo)
         state = learner.state_dict()
-        found = learner.beliefs()
+        found = learner.value_estimates()
         assert all(torch.equal(part, state[name]) for name, part in learner.state_dict().items())
         build, settings = FULL_SIZE[algo]
         rows = SharedRows(Transitions(SPEC, transitions(5_000).rows.float()), device=CPU)
         expected = build(rows, 2, settings, seed=0)
         expected.load_state_dict(state)
-        for name, value in expected.beliefs().items():
+        for name, value in expected.value_estimates().items():
             torch.testing.assert_close(found[name].cpu(), value, rtol=0.01, atol=0.01)
 
     # IQL's policy weighs rows by the exponential of three times their advantage, which enlarges its error.

@@ -11,7 +11,7 @@ import offline_stand_ins
 import online_stand_ins
 import pytest
 import torch
-from offline_stand_ins import GENERATOR, HOPPER, MAZE, STEPS, cell
+from offline_stand_ins import GENERATOR, HOPPER, MAZE, STEPS, config
 from safetensors import SafetensorError
 
 from synther_replay.benchmarks.agents.evaluation import mean_return
@@ -19,23 +19,23 @@ from synther_replay.benchmarks.agents.offline_base import OfflineLearner
 from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.common import provenance as reporting
-from synther_replay.benchmarks.common import resumable as stretches
+from synther_replay.benchmarks.common import resumable, timing
 from synther_replay.benchmarks.common.resumable import is_done
 from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline import run as offline_run
 from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.run import OfflineRun, run_to_file
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence import checkpoint as checkpoints
 
 CPU = torch.device("cpu")
 EVALUATIONS = [16, 32, STEPS]
-STOPS = [12, 16, 24, 32, 36]  # where a stretch ends: every 12 updates, and where it is judged
+STOPS = [12, 16, 24, 32, 36]  # where a chunk ends: every 12 updates, and where it is judged
 BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
 KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise", "seeds", "origin"}
 KEYS |= {"task", "timeouts_derived", "real_rows", "dataset_command", "dataset_digest", "made_on"}
-KEYS |= {"curve", "final", "beliefs", "wall_seconds", "settings"}
+KEYS |= {"curve", "final", "value_estimates", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
 OF_GENERATOR |= {"terminals"}
 TIMES = ("wall_seconds", "fit_seconds", "generate_seconds")
@@ -108,7 +108,7 @@ def after_learning(monkeypatch, act):
 
 
 def kill_at(monkeypatch, call):
-    """Let the next run break off in the middle of a stretch."""
+    """Let the next run break off in the middle of a chunk."""
 
     def act(learner, count):
         if count == call:
@@ -118,7 +118,7 @@ def kill_at(monkeypatch, call):
 
 
 def spoil_policy(monkeypatch, agent, updates):
-    """Let one agent's policy leave the numbers."""
+    """Let one agent's policy become non-finite."""
 
     def act(learner, count):
         if int(learner.updates) == updates:
@@ -131,22 +131,24 @@ class TestRun:
     @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
     @BOTH
     def test_learns_and_is_judged_on_the_way(self, algo, data, tmp_path, run_through):
-        run = run_through(tmp_path / "c", cell(algo, data))
+        run = run_through(tmp_path / "c", config(algo, data))
         result = run.result()
         assert [point["step"] for point in result["curve"]] == EVALUATIONS
         assert len({point["returns"][0] for point in result["curve"]}) > 1  # it has learnt something in between
-        assert [each["step"] for each in result["beliefs"]] == EVALUATIONS
-        assert result["beliefs"][-1]["value"] == pytest.approx(run.learner.beliefs()["value"].tolist(), rel=1e-4)
+        assert [each["step"] for each in result["value_estimates"]] == EVALUATIONS
+        assert result["value_estimates"][-1]["value"] == pytest.approx(
+            run.learner.value_estimates()["value"].tolist(), rel=1e-4
+        )
         assert int(run.learner.updates) == run.updates == STEPS
         assert not (tmp_path / "c").exists()
         assert result.keys() == (KEYS if data == "real" else KEYS | OF_GENERATOR)
         assert (result["task"], result["origin"], result["seeds"]) == ("Hopper-v5", "regenerated", [0, 1])
-        assert result["settings"] == cell(algo, data).to_json()
+        assert result["settings"] == config(algo, data).to_json()
         assert (result["algo"], result["data"], result["steps"]) == (algo, data, STEPS)
         assert json.loads(json.dumps(result, allow_nan=False)) == result
 
     def test_scores_are_those_of_d4rl_and_the_last_are_final(self, tmp_path, run_through):
-        result = run_through(tmp_path / "c", cell()).result()
+        result = run_through(tmp_path / "c", config()).result()
         for point in result["curve"]:
             expected = [100 * (value + 20.272305) / (3234.3 + 20.272305) for value in point["returns"]]
             assert point["scores"] == pytest.approx(expected, abs=0.006)
@@ -154,14 +156,14 @@ class TestRun:
         assert result["final"] != result["curve"][0]["scores"]
 
     def test_what_is_judged_is_the_policy_of_each_seed(self, tmp_path, run_through):
-        run = run_through(tmp_path / "c", cell(first_seed=3, episodes=2))
+        run = run_through(tmp_path / "c", config(first_seed=3, episodes=2))
         policies = policies_of(run.learner.policy_weights())
         expected = [mean_return("Hopper-v5", policies[agent], agent_seed(3 + agent), 2) for agent in range(2)]
         assert run.result()["curve"][-1]["returns"] == pytest.approx(expected, abs=0.006)
         assert run.result()["seeds"] == [3, 4]
 
     def test_a_maze_has_its_own_task_and_scores(self, tmp_path, run_through):
-        run = run_through(tmp_path / "c", cell(dataset=MAZE, data="mixed", seeds=1, steps=8))
+        run = run_through(tmp_path / "c", config(dataset=MAZE, data="mixed", seeds=1, steps=8))
         result = run.result()
         (policy,) = policies_of(run.learner.policy_weights())
         earned = mean_return("maze2d-umaze", policy, agent_seed(0), 1)
@@ -173,15 +175,15 @@ class TestRun:
         ("steps", "every", "expected"), [(32, 16, [16, 32]), (8, 16, [8]), (12, 4, [4, 8, 12]), (16, 16, [16])]
     )
     def test_it_is_judged_at_intervals_and_once_at_the_end(self, tmp_path, run_through, steps, every, expected):
-        run = run_through(tmp_path / "c", cell(steps=steps, evaluate_every=every, seeds=1))
+        run = run_through(tmp_path / "c", config(steps=steps, evaluate_every=every, seeds=1))
         assert [point["step"] for point in run.result()["curve"]] == expected
         assert int(run.learner.updates) == steps
 
     @BOTH
     def test_seeds_make_the_difference(self, algo, tmp_path, run_through, undisturbed, same):
-        one = undisturbed(cell(algo))
-        assert same(one, outcome(run_through(tmp_path / "c", cell(algo))))
-        other = outcome(run_through(tmp_path / "d", cell(algo, first_seed=1)))
+        one = undisturbed(config(algo))
+        assert same(one, outcome(run_through(tmp_path / "c", config(algo))))
+        other = outcome(run_through(tmp_path / "d", config(algo, first_seed=1)))
         assert same(one["rows"], other["rows"])
         assert not same(one["learner"], other["learner"])
 
@@ -195,11 +197,11 @@ class TestRun:
             return found, about
 
         monkeypatch.setattr(offline_run.DataSource, "rows", rows)
-        run_through(tmp_path / "c", cell())
+        run_through(tmp_path / "c", config())
         assert len(set(drawn)) == len(drawn) == STEPS // 4
 
     def test_it_reports_scores_and_time(self, tmp_path, run_through):
-        run = run_through(tmp_path / "c", cell(steps=16))
+        run = run_through(tmp_path / "c", config(steps=16))
         (line,) = run.lines
         one, other = run.result()["final"]
         spread = f"{(one + other) / 2:.1f} +- {abs(one - other) / 2**0.5:.1f}"
@@ -216,7 +218,7 @@ class TestRun:
                 super().__init__(task, seeds, episodes=episodes, workers=workers)
 
         monkeypatch.setattr(offline_run, "Evaluator", Evaluator)
-        run_through(tmp_path / "c", cell(steps=4), workers=workers)
+        run_through(tmp_path / "c", config(steps=4), workers=workers)
         assert seen == [("Hopper-v5", [agent_seed(0), agent_seed(1)], 1, expected)]
 
 
@@ -227,12 +229,12 @@ class TestContinuing:
         self, algo, data, tmp_path, run_through, undisturbed, same
     ):
         for stop in STOPS:
-            run = run_through(tmp_path / "c", cell(algo, data), time_limit=0)
+            run = run_through(tmp_path / "c", config(algo, data), time_limit=0)
             assert (run.finished, run.updates) == (False, stop)
             assert run.lines[-1] == f"saved at update {stop}"
-        run = run_through(tmp_path / "c", cell(algo, data), time_limit=0)
+        run = run_through(tmp_path / "c", config(algo, data), time_limit=0)
         assert run.finished
-        assert same(outcome(run), undisturbed(cell(algo, data)))
+        assert same(outcome(run), undisturbed(config(algo, data)))
 
     @pytest.mark.parametrize("data", ["real", "synther"])
     @BOTH
@@ -240,16 +242,16 @@ class TestContinuing:
         self, algo, data, tmp_path, run_through, undisturbed, same, monkeypatch
     ):
         checkpoint = tmp_path / "c"
-        run_through(checkpoint, cell(algo, data), time_limit=0)
+        run_through(checkpoint, config(algo, data), time_limit=0)
         saved = checkpoint.read_bytes()
         with monkeypatch.context() as patch:
             kill_at(patch, 4)  # updates 12 to 28 are lost, an evaluation among them
             with pytest.raises(Killed):
-                run_through(checkpoint, cell(algo, data))
+                run_through(checkpoint, config(algo, data))
         assert checkpoint.read_bytes() == saved
-        run = run_through(checkpoint, cell(algo, data))
+        run = run_through(checkpoint, config(algo, data))
         assert run.lines[0] == "continued at update 12"
-        assert same(outcome(run), undisturbed(cell(algo, data)))
+        assert same(outcome(run), undisturbed(config(algo, data)))
 
     def test_a_run_killed_before_its_first_checkpoint_begins_again(
         self, tmp_path, run_through, undisturbed, same, monkeypatch
@@ -257,44 +259,45 @@ class TestContinuing:
         with monkeypatch.context() as patch:
             kill_at(patch, 2)
             with pytest.raises(Killed):
-                run_through(tmp_path / "c", cell())
+                run_through(tmp_path / "c", config())
         assert not (tmp_path / "c").exists()
-        assert same(outcome(run_through(tmp_path / "c", cell())), undisturbed(cell()))
+        assert same(outcome(run_through(tmp_path / "c", config())), undisturbed(config()))
 
     def test_checkpoints_on_the_way_change_nothing(self, tmp_path, run_through, undisturbed, same):
-        run = run_through(tmp_path / "c", cell(), checkpoint_every=0.0)
+        run = run_through(tmp_path / "c", config(), checkpoint_every=0.0)
         assert [line for line in run.lines if "saved" in line] == [f"saved at update {k}" for k in STOPS]
-        assert same(outcome(run), undisturbed(cell()))
+        assert same(outcome(run), undisturbed(config()))
 
     def test_checkpoints_on_the_way_are_as_far_apart_as_asked(self, tmp_path, run_through, monkeypatch):
         clock = SimpleNamespace(now=0.0)
-        monkeypatch.setattr(stretches, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        for module in (resumable, timing):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
         def a_second_later(learner, count):
             clock.now += 1
 
         after_learning(monkeypatch, a_second_later)
-        run = run_through(tmp_path / "c", cell(), checkpoint_every=3.5)
-        # stretches end at seconds 3, 4, 6, 8, 9 and 10
+        run = run_through(tmp_path / "c", config(), checkpoint_every=3.5)
+        # chunks end at seconds 3, 4, 6, 8, 9 and 10
         assert [line for line in run.lines if "saved" in line] == ["saved at update 16", "saved at update 32"]
 
     def test_without_hurry_nothing_is_saved(self, tmp_path, run_through):
-        run = run_through(tmp_path / "c", cell(), time_limit=1e6)
+        run = run_through(tmp_path / "c", config(), time_limit=1e6)
         assert not [line for line in run.lines if "saved" in line]
 
     def test_other_settings_are_refused_and_the_checkpoint_left_alone(self, tmp_path, run_through):
         checkpoint = tmp_path / "c"
-        run_through(checkpoint, cell(data="synther"), time_limit=0)
+        run_through(checkpoint, config(data="synther"), time_limit=0)
         saved = checkpoint.read_bytes()
         others = [{"first_seed": 7}, {"steps": STEPS + 4}, {"rows": 64}, {"generator": {**GENERATOR, "depth": 2}}]
-        for other in (*(cell(data="synther", **changes) for changes in others), cell(), cell("iql", "synther")):
+        for other in (*(config(data="synther", **changes) for changes in others), config(), config("iql", "synther")):
             with pytest.raises(ValueError, match="was made with other settings"):
                 run_through(checkpoint, other)
         assert checkpoint.read_bytes() == saved
 
     @pytest.mark.parametrize("data", ["real", "synther"])
     def test_other_rows_are_refused_and_the_checkpoint_left_alone(self, data, tmp_path, run_through, monkeypatch):
-        run_through(tmp_path / "c", cell(data=data), time_limit=0)
+        run_through(tmp_path / "c", config(data=data), time_limit=0)
         saved = (tmp_path / "c").read_bytes()
         genuine = SharedRows.__init__
 
@@ -304,61 +307,61 @@ class TestContinuing:
 
         monkeypatch.setattr(SharedRows, "__init__", slightly_other)
         with pytest.raises(ValueError, match="is of a run with other rows"):
-            run_through(tmp_path / "c", cell(data=data))
+            run_through(tmp_path / "c", config(data=data))
         assert (tmp_path / "c").read_bytes() == saved
 
     def test_other_code_is_warned_of_and_noted(self, tmp_path, run_through, monkeypatch):
         monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
-        run_through(tmp_path / "c", cell(), time_limit=0)
+        run_through(tmp_path / "c", config(), time_limit=0)
         monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
         with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
-            run = run_through(tmp_path / "c", cell())
+            run = run_through(tmp_path / "c", config())
         assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
 
     def test_a_checkpoint_from_before_beliefs_were_noted_goes_on(self, tmp_path, run_through):
         for _ in range(2):  # beyond the first evaluation
-            run_through(tmp_path / "c", cell(), time_limit=0)
+            run_through(tmp_path / "c", config(), time_limit=0)
         state = checkpoints.load_checkpoint(tmp_path / "c", offline_run.KIND)
-        assert list(state.pop("beliefs")) == [str(EVALUATIONS[0])]
+        assert list(state.pop("value_estimates")) == [str(EVALUATIONS[0])]
         checkpoints.save_checkpoint(tmp_path / "c", offline_run.KIND, state)
-        result = run_through(tmp_path / "c", cell()).result()
-        assert [each["step"] for each in result["beliefs"]] == EVALUATIONS[1:]
+        result = run_through(tmp_path / "c", config()).result()
+        assert [each["step"] for each in result["value_estimates"]] == EVALUATIONS[1:]
         assert [point["step"] for point in result["curve"]] == EVALUATIONS
 
     def test_a_release_with_another_algorithm_does_not_go_on(self, tmp_path, run_through, monkeypatch):
-        run_through(tmp_path / "c", cell(), time_limit=0)
-        settings = Cell._settings
-        monkeypatch.setattr(Cell, "_settings", lambda self: replace(settings(self), alpha=1.0))
+        run_through(tmp_path / "c", config(), time_limit=0)
+        settings = OfflineConfig._settings
+        monkeypatch.setattr(OfflineConfig, "_settings", lambda self: replace(settings(self), alpha=1.0))
         with pytest.raises(ValueError, match="was made with other settings"):
-            run_through(tmp_path / "c", cell())
+            run_through(tmp_path / "c", config())
 
     def test_settings_that_json_knows_differently_are_the_same(self, tmp_path, run_through):
-        of = cell(data="synther", generator={**GENERATOR, "betas": (0.9, 0.95)})
+        of = config(data="synther", generator={**GENERATOR, "betas": (0.9, 0.95)})
         run_through(tmp_path / "c", of, time_limit=0)
         assert run_through(tmp_path / "c", of, time_limit=0).updates == STOPS[1]
 
     @pytest.mark.parametrize("damage", ["empty", "half", "one byte", "other file", "other kind"])
     def test_a_damaged_checkpoint_is_an_error_and_left_alone(self, damage, tmp_path, run_through):
         checkpoint = tmp_path / "c"
-        run_through(checkpoint, cell(), time_limit=0)
+        run_through(checkpoint, config(), time_limit=0)
         content = checkpoint.read_bytes()
         place = len(content) // 2
         flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-        checkpoints.save_checkpoint(tmp_path / "other", "online run", {"settings": cell().to_json()})
+        checkpoints.save_checkpoint(tmp_path / "other", "online run", {"settings": config().to_json()})
         contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
         contents["other kind"] = (tmp_path / "other").read_bytes()
         checkpoint.write_bytes(contents[damage])
         with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
-            run_through(checkpoint, cell())
+            run_through(checkpoint, config())
         assert checkpoint.read_bytes() == contents[damage]
 
     def test_a_full_disk_is_named_and_the_last_checkpoint_kept(
         self, tmp_path, run_through, undisturbed, same, monkeypatch
     ):
-        expected = undisturbed(cell())
+        expected = undisturbed(config())
         checkpoint = tmp_path / "in" / "c"
         checkpoint.parent.mkdir()
-        run_through(checkpoint, cell(), time_limit=0)
+        run_through(checkpoint, config(), time_limit=0)
         saved = checkpoint.read_bytes()
 
         def half(tensors, path, metadata):
@@ -369,32 +372,32 @@ class TestContinuing:
             patch.setattr(checkpoints, "save_file", half)
             told = r"in/c: the run cannot be saved \(No space left on device\); .* goes on from what was saved last"
             with pytest.raises(OSError, match=told):
-                run_through(checkpoint, cell(), time_limit=0)
+                run_through(checkpoint, config(), time_limit=0)
         assert [path.name for path in checkpoint.parent.iterdir()] == ["c"]
         assert checkpoint.read_bytes() == saved
-        assert same(outcome(run_through(checkpoint, cell())), expected)
+        assert same(outcome(run_through(checkpoint, config())), expected)
 
     def test_a_full_disk_keeps_nothing_where_nothing_was_saved(self, tmp_path, run_through, full_disk):
         full_disk()
         with pytest.raises(OSError, match=r"the run cannot be saved .* begins again, as nothing was saved"):
-            run_through(tmp_path / "c", cell(), time_limit=0)
+            run_through(tmp_path / "c", config(), time_limit=0)
         assert not (tmp_path / "c").exists()
 
     def test_time_goes_on_counting(self, tmp_path, run_through):
-        spent = run_through(tmp_path / "c", cell(data="synther"), time_limit=0).watch.wall_seconds()
-        second = run_through(tmp_path / "c", cell(data="synther")).watch.wall_seconds()
+        spent = run_through(tmp_path / "c", config(data="synther"), time_limit=0).watch.wall_seconds()
+        second = run_through(tmp_path / "c", config(data="synther")).watch.wall_seconds()
         assert second["total"] > spent["total"]
         for name in ("data", "learner", "evaluate", "start"):
             assert second[name] > spent[name] > 0
         assert second["total"] >= sum(seconds for name, seconds in second.items() if name != "total")
 
     def test_the_limit_counts_from_where_the_run_goes_on(self, tmp_path, run_through):
-        """Not from where it was begun: it would stop after each stretch for ever."""
-        run_through(tmp_path / "c", cell(), time_limit=0)
+        """Not from where it was begun: it would stop after each chunk for ever."""
+        run_through(tmp_path / "c", config(), time_limit=0)
         state = checkpoints.load_checkpoint(tmp_path / "c", offline_run.KIND)
         state["seconds"]["total"] = 1e5
         checkpoints.save_checkpoint(tmp_path / "c", offline_run.KIND, state)
-        run = run_through(tmp_path / "c", cell(), time_limit=1e4, checkpoint_every=1e4)
+        run = run_through(tmp_path / "c", config(), time_limit=1e4, checkpoint_every=1e4)
         assert run.finished
         assert not [line for line in run.lines if "saved" in line]
         assert run.result()["wall_seconds"]["total"] > 1e5
@@ -405,27 +408,27 @@ class TestFailingPolicies:
     def test_one_that_leaves_the_numbers_has_no_score_and_the_others_do_not_notice(
         self, algo, tmp_path, run_through, undisturbed, monkeypatch
     ):
-        expected = undisturbed(cell(algo))  # before anything is spoilt
+        expected = undisturbed(config(algo))  # before anything is spoilt
         spoil_policy(monkeypatch, agent=0, updates=20)
-        result = run_through(tmp_path / "c", cell(algo)).result()
+        result = run_through(tmp_path / "c", config(algo)).result()
         for key in ("returns", "scores"):
             assert [point[key][0] is None for point in result["curve"]] == [False, True, True]
             assert [point[key][1] for point in result["curve"]] == [point[key][1] for point in expected["curve"]]
         assert result["final"][0] is None
-        assert [each["value_of_own"][0] is None for each in result["beliefs"]] == [False, True, True]
+        assert [each["value_of_own"][0] is None for each in result["value_estimates"]] == [False, True, True]
         json.dumps(result, allow_nan=False)
 
     def test_it_is_remembered_by_a_run_that_goes_on(self, tmp_path, run_through, monkeypatch, same):
         spoil_policy(monkeypatch, agent=0, updates=20)
-        expected = run_through(tmp_path / "a", cell())
+        expected = run_through(tmp_path / "a", config())
         for _ in (*STOPS, STEPS):
-            run = run_through(tmp_path / "b", cell(), time_limit=0)
+            run = run_through(tmp_path / "b", config(), time_limit=0)
         assert same(outcome(run), outcome(expected))
         assert run.result()["final"][0] is None
 
     def test_where_all_fail_the_run_says_so_and_ends(self, tmp_path, run_through, monkeypatch):
         spoil_policy(monkeypatch, agent=0, updates=4)
-        run = run_through(tmp_path / "c", cell(seeds=1))
+        run = run_through(tmp_path / "c", config(seeds=1))
         assert [": score of no seed, all failed, " in line for line in run.lines] == [True] * 3
         assert run.result()["final"] == [None]
 
@@ -434,10 +437,10 @@ class TestFailingPolicies:
 def test_precision_is_that_of_the_agents_and_not_of_their_generator(precise, folder, monkeypatch):
     events, source = [], DataSource(folder, CPU)
     monkeypatch.setattr(offline_run, "choose_precision", lambda _, *, precise=False: events.append(precise))
-    rows, of = source.rows, cell(precise=precise)
-    monkeypatch.setattr(source, "rows", lambda cell: (events.append("rows"), rows(cell))[1])
-    learner = Cell.learner
-    monkeypatch.setattr(Cell, "learner", lambda *args: (events.append("learner"), learner(*args))[1])
+    rows, of = source.rows, config(precise=precise)
+    monkeypatch.setattr(source, "rows", lambda config: (events.append("rows"), rows(config))[1])
+    learner = OfflineConfig.learner
+    monkeypatch.setattr(OfflineConfig, "learner", lambda *args: (events.append("learner"), learner(*args))[1])
     OfflineRun(of, source)
     assert events == [False, "rows", precise, "learner"]
 
@@ -449,7 +452,7 @@ class TestToFile:
 
     @pytest.mark.parametrize("data", ["real", "synther"])
     def test_stops_goes_on_and_writes_its_result_alone(self, data, tmp_path, source, capsys):
-        of = cell(data=data, first_seed=5)
+        of = config(data=data, first_seed=5)
         path = tmp_path / "deep" / of.dataset / f"{of.name}.json"
         assert not run_to_file(path, of, source, time_limit=0).finished
         assert [p.name for p in path.parent.iterdir()] == [f".{of.name}.checkpoint"]
@@ -466,12 +469,12 @@ class TestToFile:
         assert "continued at update 12" in capsys.readouterr().out
 
     def test_what_cannot_be_continued_is_refused_before_anything_is_fitted(self, tmp_path, source, monkeypatch):
-        of = cell(data="synther")
+        of = config(data="synther")
         path = tmp_path / f"{of.name}.json"
         run_to_file(path, of, source, time_limit=0)
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
         with pytest.raises(ValueError, match="was made with other settings"):
-            run_to_file(path, cell(data="synther", rows=64), source)
+            run_to_file(path, config(data="synther", rows=64), source)
         checkpoint = tmp_path / f".{of.name}.checkpoint"
         checkpoint.write_bytes(b"damaged")
         with pytest.raises(CheckpointError, match="path: "):
@@ -482,18 +485,18 @@ class TestToFile:
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
         (tmp_path / "file").write_text("")
         with pytest.raises(ValueError, match="out: expected a folder to write to"):
-            run_to_file(tmp_path / "file" / "x" / "td3bc-real.json", cell(), source)
+            run_to_file(tmp_path / "file" / "x" / "td3bc-real.json", config(), source)
 
     def test_so_is_one_that_must_not_be_written(self, tmp_path, source, monkeypatch):
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
         monkeypatch.setattr(reporting.os, "access", lambda *_: False)  # as it is for all but root
         with pytest.raises(ValueError, match=r"out: expected a folder to write to, got .*cannot be written to"):
-            run_to_file(tmp_path / "td3bc-real.json", cell(), source)
+            run_to_file(tmp_path / "td3bc-real.json", config(), source)
 
     def test_a_result_that_cannot_be_written_is_printed_and_what_was_saved_stays(
         self, tmp_path, source, full_disk, capsys
     ):
-        path, of = tmp_path / "td3bc-real.json", cell()
+        path, of = tmp_path / "td3bc-real.json", config()
         run_to_file(path, of, source, time_limit=0)
         told = r"td3bc-real\.json: cannot be written .*; it is printed instead.* goes on from what was saved last"
         full_disk()
@@ -513,12 +516,12 @@ class TestToFile:
         def no_room(*_, **__):
             raise OSError("No space left on device")
 
-        monkeypatch.setattr(stretches, "print", no_room, raising=False)
+        monkeypatch.setattr(resumable, "print", no_room, raising=False)
         full_disk()
         with pytest.raises(OSError, match=r"real\.json: cannot be written \([^)]*\); with room for it .* begins again"):
-            run_to_file(tmp_path / "td3bc-real.json", cell(), source)
+            run_to_file(tmp_path / "td3bc-real.json", config(), source)
 
     def test_a_set_that_is_not_there_leaves_no_folder(self, tmp_path, source):
         with pytest.raises(FileNotFoundError, match="hopper-random"):
-            run_to_file(tmp_path / "deep" / "td3bc-real.json", cell(dataset="hopper-random-regen"), source)
+            run_to_file(tmp_path / "deep" / "td3bc-real.json", config(dataset="hopper-random-regen"), source)
         assert not list(tmp_path.iterdir())

@@ -18,13 +18,13 @@ from synther_replay.benchmarks.data.download import RECIPES
 from synther_replay.benchmarks.data.registry import normalised_score
 from synther_replay.benchmarks.offline import run as offline_run
 from synther_replay.benchmarks.offline import settings as offline_settings
-from synther_replay.benchmarks.offline.settings import Cell
+from synther_replay.benchmarks.offline.settings import OfflineConfig
 
 SYNTHETIC = {"data": "synther", "preset": "fast"}
 
 
 def make(**changes):
-    return Cell(**{"dataset": "walker2d-medium-v2", "algo": "td3bc", "data": "real", **changes})
+    return OfflineConfig(**{"dataset": "walker2d-medium-v2", "algo": "td3bc", "data": "real", **changes})
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_names_are_those_of_files(changes, name):
 
 def test_published_results_are_those_of_the_settings_that_they_name():
     """Else a command that gave one of them would refuse to find it there."""
-    names = {field.name for field in fields(Cell)}
+    names = {field.name for field in fields(OfflineConfig)}
     paths = sorted((Path(__file__).parents[2] / "benchmarks" / "results" / "offline").glob("*/*.json"))
     assert len(paths) > 50
     for path in paths:
         settings = json.loads(path.read_text())["settings"]
         if "betas" in settings["generator"]:
             settings["generator"]["betas"] = tuple(settings["generator"]["betas"])
-        cell = Cell(**{name: value for name, value in settings.items() if name in names})
-        assert is_done(path, cell)
-        assert path.name == f"{cell.name}.json"
+        config = OfflineConfig(**{name: value for name, value in settings.items() if name in names})
+        assert is_done(path, config)
+        assert path.name == f"{config.name}.json"
 
 
 def test_settings_that_came_later_are_noted_where_they_are_chosen():
@@ -266,7 +266,7 @@ class TestToJson:
     def test_holds_all_there_is_to_choose_and_what_it_stands_for(self):
         made = make(data="synther", preset="tiny", generator={"width": 64})
         found = made.to_json()
-        assert found.keys() == {*Cell.__dataclass_fields__, "algorithm"} - {"precise"}
+        assert found.keys() == {*OfflineConfig.__dataclass_fields__, "algorithm"} - {"precise"}
         assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
         scaling = {"scales_rewards": False, "scales_observations": True}
         assert found["algorithm"] == {**asdict(TD3BCSettings()), **scaling}
@@ -303,8 +303,8 @@ class TestToJson:
 
     @pytest.mark.parametrize("algo", ["td3bc", "iql"])
     def test_is_another_in_a_release_whose_algorithm_is(self, algo, monkeypatch):
-        before, genuine = make(algo=algo).to_json(), Cell._settings
-        monkeypatch.setattr(Cell, "_settings", lambda self: replace(genuine(self), gamma=0.95))
+        before, genuine = make(algo=algo).to_json(), OfflineConfig._settings
+        monkeypatch.setattr(OfflineConfig, "_settings", lambda self: replace(genuine(self), gamma=0.95))
         assert make(algo=algo).to_json() != before
 
     def test_is_another_in_a_release_whose_preset_is(self, monkeypatch):
@@ -317,4 +317,4 @@ class TestToJson:
 @pytest.mark.parametrize("algo", offline_settings.ALGORITHMS)
 def test_runs_can_be_continued_between_calls_of_every_learner(algo):
     per_call = make(algo=algo)._settings().updates_per_call
-    assert [stretch % per_call for stretch in offline_run.STRETCH.values()] == [0, 0]  # else none would come forward
+    assert [chunk % per_call for chunk in offline_run.CHUNK.values()] == [0, 0]  # else none would come forward

@@ -175,7 +175,9 @@ class TestRunning:
         assert [p.name for p in folder.iterdir()] == [path.name]
         assert [p.name for p in (tmp_path / "kept" / "Pendulum-v1" / path.stem).iterdir()] == ["120.safetensors"]
         content = json.loads(path.read_text())
-        assert set(online_results.KEYS) | {"settings", "beliefs", "failed_at", "fits", "made_on"} == set(content)
+        assert set(online_results.KEYS) | {"settings", "value_estimates", "failed_at", "fits", "made_on"} == set(
+            content
+        )
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
         chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from synther_replay.benchmarks.common import resumable as stretches
+from synther_replay.benchmarks.common import timing
 from synther_replay.benchmarks.online.progress import CLOCKS, Progress
 
 
@@ -36,13 +36,13 @@ def test_returns_end_where_a_seed_failed():
 def test_beliefs_end_there_too():
     progress = Progress(3)
     progress.failed_at = [None, 9, None]
-    progress.beliefs = {10: {"value": [1.2345678, 2.0, math.nan], "reward": [0.0, 1.0, 2.0]}}
+    progress.value_estimates = {10: {"value": [1.2345678, 2.0, math.nan], "reward": [0.0, 1.0, 2.0]}}
     assert progress.beliefs_at(10) == {"value": [1.23457, None, None], "reward": [0.0, None, 2.0]}
 
 
 def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(stretches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
 
     def spend(progress, clock, seconds):
         with progress.clock(clock):
@@ -62,7 +62,7 @@ def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
 
 def test_a_clock_counts_also_what_ends_in_an_error(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(stretches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
     progress = Progress(1)
     with contextlib.suppress(KeyError), progress.clock("env"):
         now[0] += 3.0
@@ -75,18 +75,18 @@ def test_state_comes_back_through_json():
     progress.advance(np.array([0, 1]), np.array([True, False]))
     progress.last_refit, progress.fits = 1, [{"step": 1}]
     progress.curve = {1: [1.0, math.nan]}
-    progress.beliefs = {1: {"value": [2.0, 3.0]}}
+    progress.value_estimates = {1: {"value": [2.0, 3.0]}}
     fresh = Progress(2)
     fresh.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert (fresh.step, fresh.last_refit, fresh.fits, fresh.failed_at) == (1, 1, [{"step": 1}], [0, None])
     assert (fresh.lengths.tolist(), fresh.episodes.tolist()) == ([1, 0], [0, 1])
     assert repr(fresh.curve) == repr(progress.curve)
-    assert fresh.beliefs == progress.beliefs
+    assert fresh.value_estimates == progress.value_estimates
 
 
 def test_a_checkpoint_from_before_beliefs_were_noted_goes_on():
     state = Progress(1).state_dict()
-    del state["beliefs"]
+    del state["value_estimates"]
     fresh = Progress(1)
     fresh.load_state_dict(state)
-    assert fresh.beliefs == {}
+    assert fresh.value_estimates == {}

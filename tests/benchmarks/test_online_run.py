@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("error:the environments did not come bac
 CPU = torch.device("cpu")
 STEPS = 260  # an episode of Pendulum is over after 200
 EVALUATIONS = (60, 120, 180, STEPS)
-SMALL = {"width": 32, "depth": 1, "steps": 20, "refresh_steps": 10, "batch_size": 32, "sampling_steps": 3}
+SMALL = {"width": 32, "depth": 1, "steps": 20, "refit_steps": 10, "batch_size": 32, "sampling_steps": 3}
 
 
 def settings(algo="synther", **changes):
@@ -94,20 +94,20 @@ def kill_at(monkeypatch, step):
 
 
 def spoil_seed(monkeypatch, agent, step, **fields):
-    """Let the environment of one agent leave the numbers at a step of each run."""
+    """Let the environment of one agent become non-finite at a step of each run."""
     create = online_stand_ins.Environments.__init__
 
     def spoilt(self, *args, **options):
         create(self, *args, **options)
-        lane = self.group.lanes[agent]
-        genuine, taken = lane.step, []
+        stream = self.group.streams[agent]
+        genuine, taken = stream.step, []
 
         def one_step(action):
             after = genuine(action)
             taken.append(1)
             return after._replace(**fields) if len(taken) == step else after
 
-        lane.step = one_step
+        stream.step = one_step
 
     monkeypatch.setattr(online_stand_ins.Environments, "__init__", spoilt)
 
@@ -127,11 +127,11 @@ class TestRun:
     def test_says_what_agents_think_of_the_latest_steps_once_they_learn(self, tmp_path, monkeypatch):
         monkeypatch.setattr(online_agents, "_LATEST", 32)  # the batch size here, so each counts once
         run = run_through(tmp_path / "c", settings())
-        beliefs = run.result()["beliefs"]
-        assert [each["step"] for each in beliefs] == [step for step in EVALUATIONS if step > 70]
+        value_estimates = run.result()["value_estimates"]
+        assert [each["step"] for each in value_estimates] == [step for step in EVALUATIONS if step > 70]
         latest = run.agents.replay.real[:, STEPS - 32 : STEPS, run.agents.spec.rewards.start]
-        torch.testing.assert_close(torch.tensor(beliefs[-1]["reward"]), latest.mean(1), rtol=0, atol=1e-4)
-        assert all(0 < temperature < 1 for each in beliefs for temperature in each["temperature"])
+        torch.testing.assert_close(torch.tensor(value_estimates[-1]["reward"]), latest.mean(1), rtol=0, atol=1e-4)
+        assert all(0 < temperature < 1 for each in value_estimates for temperature in each["temperature"])
 
     def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
@@ -214,7 +214,7 @@ class TestContinuing:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it
     def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
-        online_stand_ins.install(monkeypatch, stretch=STEPS // 2)
+        online_stand_ins.install(monkeypatch, chunk=STEPS // 2)
         monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used
         gpu = torch.device("cuda", 0)
         expected = outcome(run_through(tmp_path / "undisturbed", settings(), gpu))
@@ -300,8 +300,8 @@ class TestContinuing:
 
         def elsewhere(self, *args, **options):
             create(self, *args, **options)
-            return_to = self.return_to
-            self.return_to = lambda *where: return_to(*where) + np.float32(0.25)
+            replay_to = self.replay_to
+            self.replay_to = lambda *where: replay_to(*where) + np.float32(0.25)
 
         monkeypatch.setattr(online_stand_ins.Environments, "__init__", elsewhere)
         with pytest.warns(UserWarning, match="did not come back"):
@@ -333,7 +333,7 @@ class TestFailingSeeds:
     @pytest.mark.parametrize("fields", [{"reward": math.nan}, {"observation": np.full(3, np.inf, np.float32)}])
     def test_a_seed_that_leaves_the_numbers_has_no_return_from_then_on(self, fields, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=1, step=101, **fields)
-        with pytest.warns(UserWarning, match="seed 4 left the numbers at step 100; the others go on"):
+        with pytest.warns(UserWarning, match="seed 4 became non-finite at step 100; the others go on"):
             run = run_through(tmp_path / "c", settings(first_seed=3))
         result = run.result()
         assert result["failed_at"] == [None, 100]
@@ -355,14 +355,17 @@ class TestFailingSeeds:
     def test_the_others_do_not_notice(self, tmp_path, monkeypatch, undisturbed):
         expected = undisturbed(settings("sac"), tmp_path)  # before anything is spoilt: others read it too
         spoil_seed(monkeypatch, agent=1, step=101, reward=math.nan)
-        with pytest.warns(UserWarning, match="left the numbers"):
+        with pytest.warns(UserWarning, match="became non-finite"):
             found = outcome(run_through(tmp_path / "c", settings("sac")))
         assert torch.equal(found["replay"]["real"][0], expected["replay"]["real"][0])
         assert [p["returns"][0] for p in found["curve"]] == [p["returns"][0] for p in expected["curve"]]
 
     def test_a_run_with_a_failed_seed_can_be_stopped_too(self, tmp_path, monkeypatch, same):
         def failing(step, name, **limits):
-            with monkeypatch.context() as patch, pytest.warns(UserWarning, match="seed 1 left the numbers at step 100"):
+            with (
+                monkeypatch.context() as patch,
+                pytest.warns(UserWarning, match="seed 1 became non-finite at step 100"),
+            ):
                 spoil_seed(patch, agent=1, step=step, reward=math.nan)
                 return run_through(tmp_path / name, settings(), **limits)
 
@@ -383,7 +386,7 @@ class TestFailingSeeds:
                 self.policy.parameters[0] = math.nan
 
         monkeypatch.setattr(online_stand_ins.online_agents.StackedSAC, "learn", spoilt)
-        with pytest.warns(UserWarning, match="seed 0 left the numbers at step 120"):
+        with pytest.warns(UserWarning, match="seed 0 became non-finite at step 120"):
             run = run_through(tmp_path / "c", settings())
         result = run.result()
         assert result["failed_at"] == [120, None]
@@ -394,7 +397,7 @@ class TestFailingSeeds:
 
     def test_where_all_fail_the_run_says_so_and_ends(self, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=0, step=90, reward=math.nan)
-        with pytest.warns(UserWarning, match="left the numbers"):
+        with pytest.warns(UserWarning, match="became non-finite"):
             run = run_through(tmp_path / "c", settings(seeds=1))
         assert any("return of no seed, all failed" in line for line in run.lines)
         assert run.result()["curve"][-1] == {"step": STEPS, "returns": [None]}
@@ -468,7 +471,7 @@ class TestToFile:
     def test_a_failed_seed_is_read_as_one(self, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=0, step=130, reward=math.nan)
         of = settings("sac")
-        with pytest.warns(UserWarning, match="left the numbers"):
+        with pytest.warns(UserWarning, match="became non-finite"):
             run_to_file(tmp_path / of.env / "sac.json", of, CPU)
         read = online_results.read_run(tmp_path / of.env / "sac.json")
         assert np.isnan(read.returns).tolist() == [[False, False, True, True], [False] * 4]

@@ -1,4 +1,4 @@
-"""Lanes in process, where faults can be staged, and the same lanes over processes."""
+"""Lanes in process, where faults can be staged, and the same streams over processes."""
 
 import math
 import os
@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from synther_replay.benchmarks.environments.parallel import Environments, Lane, LaneGroup, WorkerDiedError
+from synther_replay.benchmarks.environments.parallel import EnvGroup, Environments, EpisodeStream, WorkerDiedError
 from synther_replay.benchmarks.environments.tasks import Task
 
 TASK = Task("Pendulum-v1", "gym", 3, 1, -1.0)
@@ -24,46 +24,46 @@ def same_steps(found, expected):
         assert np.array_equal(getattr(found, name), array), name
 
 
-def spoil(lane, **fields):
-    """Let the next step of a lane give other values than it would."""
-    step = lane.environment.step
+def spoil(stream, **fields):
+    """Let the next step of a stream give other values than it would."""
+    step = stream.environment.step
 
     def spoilt(action):
         after = step(action)
-        lane.environment.step = step
+        stream.environment.step = step
         return after._replace(**fields)
 
-    lane.environment.step = spoilt
+    stream.environment.step = spoilt
 
 
 class TestLaneGroup:
     def test_steps_are_those_of_the_lanes(self):
-        group, lanes = LaneGroup(TASK.name, SEEDS), [Lane(TASK.name, seed) for seed in SEEDS]
-        assert np.array_equal(group.observations(), [lane.observation for lane in lanes])
+        group, streams = EnvGroup(TASK.name, SEEDS), [EpisodeStream(TASK.name, seed) for seed in SEEDS]
+        assert np.array_equal(group.observations(), [stream.observation for stream in streams])
         for k in range(205):  # beyond the end of an episode
             after = group.step(actions_at(k))
-            for agent, lane in enumerate(lanes):
-                expected = lane.step(actions_at(k)[agent])
+            for agent, stream in enumerate(streams):
+                expected = stream.step(actions_at(k)[agent])
                 assert np.array_equal(after.following[agent], expected.observation)
-                assert np.array_equal(after.observations[agent], lane.observation)
+                assert np.array_equal(after.observations[agent], stream.observation)
                 assert after.rewards[agent] == np.float32(expected.reward)
                 assert after.terminated[agent] == expected.terminated
-            assert after.episodes.tolist() == [lane.episode for lane in lanes] == [k >= 199] * 3
+            assert after.episodes.tolist() == [stream.episode for stream in streams] == [k >= 199] * 3
             assert np.array_equal(after.following, after.observations) == (k != 199)
             assert not after.failed.any()
 
     @pytest.mark.filterwarnings("ignore:overflow encountered")
     def test_a_reward_too_large_to_be_stored_is_no_number_either(self):
-        group = LaneGroup(TASK.name, SEEDS)
-        spoil(group.lanes[1], reward=1e39)
+        group = EnvGroup(TASK.name, SEEDS)
+        spoil(group.streams[1], reward=1e39)
         after = group.step(actions_at(0))
         assert after.failed.tolist() == [False, True, False]
         assert np.isfinite(after.rewards).all()
 
     def test_a_simulation_that_blows_up_fails_its_lane_alone(self):
         pytest.importorskip("dm_control")
-        group = LaneGroup("cheetah-run", SEEDS)
-        group.lanes[1].environment._env.physics.data.qvel[:] = 1e12
+        group = EnvGroup("cheetah-run", SEEDS)
+        group.streams[1].environment._env.physics.data.qvel[:] = 1e12
         after = group.step(np.zeros((3, 6), np.float32))
         assert after.failed.tolist() == [False, True, False]
         assert group.step(np.zeros((3, 6), np.float32)).failed.tolist() == [False, True, False]
@@ -71,16 +71,16 @@ class TestLaneGroup:
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("what", ["action", "reward", "observation"])
     def test_a_lane_that_leaves_the_numbers_stands_still_and_the_others_go_on(self, what, bad):
-        group, healthy = LaneGroup(TASK.name, SEEDS), LaneGroup(TASK.name, SEEDS)
+        group, healthy = EnvGroup(TASK.name, SEEDS), EnvGroup(TASK.name, SEEDS)
         before = actions_at(0)
         same_steps(group.step(before), healthy.step(before))
         actions = actions_at(1)
         if what == "action":
             actions[1] = bad
         else:
-            spoil(group.lanes[1], **{what: bad if what == "reward" else np.array([0, bad, 0], np.float32)})
+            spoil(group.streams[1], **{what: bad if what == "reward" else np.array([0, bad, 0], np.float32)})
         found, expected = group.step(actions), healthy.step(actions_at(1))
-        stood = group.lanes[1].observation.copy()
+        stood = group.streams[1].observation.copy()
         for k in range(2, 6):
             assert found.failed.tolist() == [False, True, False]
             for name, values in expected._asdict().items():
@@ -90,10 +90,10 @@ class TestLaneGroup:
             for name in ("following", "observations", "rewards", "terminated"):
                 assert not getattr(found, name)[1].any(), name
             found, expected = group.step(actions_at(k)), healthy.step(actions_at(k))
-        assert np.array_equal(group.lanes[1].observation, stood, equal_nan=True)
+        assert np.array_equal(group.streams[1].observation, stood, equal_nan=True)
 
     def test_what_was_returned_does_not_change_later(self):
-        group = LaneGroup(TASK.name, SEEDS)
+        group = EnvGroup(TASK.name, SEEDS)
         first = group.step(actions_at(0))
         actions = actions_at(1)
         actions[2] = math.nan
@@ -101,29 +101,29 @@ class TestLaneGroup:
         assert not first.failed.any()
 
     def test_all_may_fail(self):
-        group = LaneGroup(TASK.name, SEEDS)
+        group = EnvGroup(TASK.name, SEEDS)
         after = group.step(np.full((3, 1), np.nan, np.float32))
         assert after.failed.all()
         assert group.step(actions_at(0)).failed.all()
 
     def test_comes_back_by_the_actions_of_the_running_episodes(self):
-        group, other = LaneGroup(TASK.name, SEEDS), LaneGroup(TASK.name, SEEDS)
+        group, other = EnvGroup(TASK.name, SEEDS), EnvGroup(TASK.name, SEEDS)
         for k in range(230):
             after = group.step(actions_at(k))
         taken = [np.stack([actions_at(k)[agent] for k in range(200, 230)]) for agent in range(3)]
-        found = other.return_to([1, 1, 1], taken, [False] * 3)
+        found = other.replay_to([1, 1, 1], taken, [False] * 3)
         assert np.array_equal(found, after.observations)
         same_steps(other.step(actions_at(230)), group.step(actions_at(230)))
 
     def test_a_failed_lane_is_still_failed_after_coming_back(self):
-        group = LaneGroup(TASK.name, SEEDS)
-        group.return_to([0, 0, 0], [np.zeros((1, 1), np.float32)] * 3, [False, True, False])
+        group = EnvGroup(TASK.name, SEEDS)
+        group.replay_to([0, 0, 0], [np.zeros((1, 1), np.float32)] * 3, [False, True, False])
         assert group.step(actions_at(0)).failed.tolist() == [False, True, False]
 
 
 class TestEnvironments:
     def test_processes_do_what_one_process_does_come_back_and_end(self):
-        group = LaneGroup(TASK.name, SEEDS)
+        group = EnvGroup(TASK.name, SEEDS)
         with Environments(TASK, SEEDS, workers=2) as environments:
             processes = list(environments._processes)
             assert len(processes) == 2
@@ -135,8 +135,8 @@ class TestEnvironments:
                 same_steps(environments.end_step(), group.step(actions))
             taken = [np.stack([actions_at(k)[agent] for k in range(200, 205)]) for agent in range(3)]
             back = [[1, 1, 1], taken, [False, False, True]]
-            expected = group.return_to(*back)
-            assert np.array_equal(environments.return_to(*back)[:2], expected[:2])
+            expected = group.replay_to(*back)
+            assert np.array_equal(environments.replay_to(*back)[:2], expected[:2])
             environments.begin_step(actions_at(300))
             same_steps(environments.end_step(), group.step(actions_at(300)))
         for process in processes:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("mujoco")
 from synther_replay.benchmarks.data import rollouts
 from synther_replay.benchmarks.data.behaviour import Behaviour
-from synther_replay.benchmarks.data.rollouts import Episodes, Studio, Walks
+from synther_replay.benchmarks.data.rollouts import Episodes, RolloutPool, Walks
 from synther_replay.benchmarks.data.waypoints import collect
 from synther_replay.benchmarks.environments.tasks import Step, make_environment
 from synther_replay.common.seeding import derive_seed
@@ -129,8 +129,8 @@ class Counting:
 @pytest.mark.parametrize("rows", [1, 99, 100, 101, 1_000])
 def test_pieces_come_in_order_until_there_are_enough(lengths, rows):
     player = Counting(lengths)
-    with Studio(1) as studio:
-        pieces = list(studio.pieces(player, lambda number: 10 + number, rows))
+    with RolloutPool(1) as pool:
+        pieces = list(pool.pieces(player, lambda number: 10 + number, rows))
     assert [piece["rewards"][0] for piece in pieces] == list(range(10, 10 + len(pieces)))
     sizes = [len(piece["rewards"]) for piece in pieces]
     assert sum(sizes[:-1]) < rows <= sum(sizes)
@@ -138,20 +138,20 @@ def test_pieces_come_in_order_until_there_are_enough(lengths, rows):
 
 def test_little_is_played_for_nothing():
     player = Counting([1_000], length=1_000)
-    with Studio(1) as studio:
-        pieces = list(studio.pieces(player, int, 20_500))
+    with RolloutPool(1) as pool:
+        pieces = list(pool.pieces(player, int, 20_500))
     assert len(pieces) == len(player.played) == 21
 
 
 def test_processes_play_the_same():
     player = Episodes("Pendulum-v1", None)
-    with Studio(1) as one, Studio(2) as two:
-        here, there = (list(studio.pieces(player, int, 2_100)) for studio in (one, two))
+    with RolloutPool(1) as one, RolloutPool(2) as two:
+        here, there = (list(pool.pieces(player, int, 2_100)) for pool in (one, two))
     assert len(here) == len(there) == 11
     for one_piece, other in zip(here, there, strict=True):
         assert all(np.array_equal(one_piece[key], other[key]) for key in KEYS)
 
 
 def test_what_goes_wrong_in_a_process_is_raised_here():
-    with Studio(2) as studio, pytest.raises(ValueError, match="size: expected one of umaze"):
-        next(studio.pieces(Walks("tiny"), int, 1))
+    with RolloutPool(2) as pool, pytest.raises(ValueError, match="size: expected one of umaze"):
+        next(pool.pieces(Walks("tiny"), int, 1))

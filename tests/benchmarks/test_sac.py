@@ -151,18 +151,18 @@ def test_beliefs_are_those_of_a_plain_agent_and_change_nothing(critics):
     learner = stacked(2, critics)
     learner.log_alpha.parameters.copy_(torch.tensor([[0.5], [-1.0]]))
     rows, before, stream = random_rows(2, BATCH), learner.state_dict(), learner.rng.get_state()
-    beliefs = learner.beliefs(rows)
+    value_estimates = learner.value_estimates(rows)
     for agent in range(2):
         plain = PlainAgent(learner, agent, critics)
         with torch.no_grad():
             values = torch.stack([q(rows[agent, :, : OBSERVATIONS + ACTIONS]) for q in plain.values])
             noise = torch.randn(20_000, BATCH, ACTIONS, generator=torch.Generator().manual_seed(1))
             _, log_prob = plain.act(rows[agent, :, :OBSERVATIONS], noise)
-        torch.testing.assert_close(beliefs["value"][agent], values.mean())
-        torch.testing.assert_close(beliefs["reward"][agent], rows[agent, :, OBSERVATIONS + ACTIONS].mean())
+        torch.testing.assert_close(value_estimates["value"][agent], values.mean())
+        torch.testing.assert_close(value_estimates["reward"][agent], rows[agent, :, OBSERVATIONS + ACTIONS].mean())
         drawn = log_prob.mean((1, 2)).std()  # of a mean over as many actions as there are rows
-        assert abs(beliefs["entropy"][agent] + log_prob.mean()) < 4 * drawn
-    torch.testing.assert_close(beliefs["temperature"], torch.tensor([0.5, -1.0]).exp())
+        assert abs(value_estimates["entropy"][agent] + log_prob.mean()) < 4 * drawn
+    torch.testing.assert_close(value_estimates["temperature"], torch.tensor([0.5, -1.0]).exp())
     assert torch.equal(learner.rng.get_state(), stream)
     torch.testing.assert_close(learner.state_dict(), before, rtol=0, atol=0)
 

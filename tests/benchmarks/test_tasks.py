@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from synther_replay.benchmarks.environments import tasks
-from synther_replay.benchmarks.environments.parallel import Lane
+from synther_replay.benchmarks.environments.parallel import EpisodeStream
 from synther_replay.benchmarks.environments.tasks import Task, make_environment
 
 PENDULUM = "Pendulum-v1"
@@ -279,26 +279,26 @@ def test_an_episode_follows_its_seed_alone(name):
 
 class TestLane:
     def test_the_next_episode_begins_by_itself(self):
-        lane = Lane(PENDULUM, 3)
+        stream = EpisodeStream(PENDULUM, 3)
         for action in random_actions(199, 1):
-            after = lane.step(action)
-            assert lane.observation is after.observation
-        assert lane.episode == 0
-        last = lane.step(np.zeros(1, np.float32))
-        assert (last.terminated, last.truncated, lane.episode) == (False, True, 1)
+            after = stream.step(action)
+            assert stream.observation is after.observation
+        assert stream.episode == 0
+        last = stream.step(np.zeros(1, np.float32))
+        assert (last.terminated, last.truncated, stream.episode) == (False, True, 1)
         # where the action led is no place to act from: the next episode has begun elsewhere
-        assert not np.array_equal(lane.observation, last.observation)
-        begun = lane.observation
-        lane.return_to(1, np.zeros((0, 1), np.float32))
-        assert np.array_equal(lane.observation, begun)
+        assert not np.array_equal(stream.observation, last.observation)
+        begun = stream.observation
+        stream.replay_to(1, np.zeros((0, 1), np.float32))
+        assert np.array_equal(stream.observation, begun)
 
     def test_each_episode_begins_elsewhere_and_each_seed_too(self):
         begun = []
         for seed in (0, 1):
-            lane = Lane(PENDULUM, seed)
+            stream = EpisodeStream(PENDULUM, seed)
             for number in range(3):
-                lane.return_to(number, np.zeros((0, 1), np.float32))
-                begun.append(lane.observation.tobytes())
+                stream.replay_to(number, np.zeros((0, 1), np.float32))
+                begun.append(stream.observation.tobytes())
         assert len(set(begun)) == 6
 
     @pytest.mark.parametrize(
@@ -313,24 +313,24 @@ class TestLane:
     )
     def test_comes_back_to_exactly_where_it_was(self, name, steps):
         need(name)
-        lane = Lane(name, 5)
-        actions = random_actions(steps + 10, lane.environment.action_dim)
+        stream = EpisodeStream(name, 5)
+        actions = random_actions(steps + 10, stream.environment.action_dim)
         begun = 0
         for k in range(steps):
-            before = lane.episode
-            lane.step(actions[k])
-            begun = k + 1 if lane.episode > before else begun
-        assert name not in (PENDULUM, "Hopper-v5", "maze2d-umaze") or lane.episode > 0
+            before = stream.episode
+            stream.step(actions[k])
+            begun = k + 1 if stream.episode > before else begun
+        assert name not in (PENDULUM, "Hopper-v5", "maze2d-umaze") or stream.episode > 0
         # the second one has already been elsewhere
-        fresh, used = Lane(name, 5), Lane(name, 5)
+        fresh, used = EpisodeStream(name, 5), EpisodeStream(name, 5)
         for action in actions[:7]:
             used.step(action)
         for other in (fresh, used):
-            other.return_to(lane.episode, actions[begun:steps])
-            assert other.observation.tobytes() == lane.observation.tobytes()
-            assert other.episode == lane.episode
+            other.replay_to(stream.episode, actions[begun:steps])
+            assert other.observation.tobytes() == stream.observation.tobytes()
+            assert other.episode == stream.episode
         for action in actions[steps:]:
-            expected = lane.step(action)
+            expected = stream.step(action)
             for other in (fresh, used):
                 found = other.step(action)
                 assert found.observation.tobytes() == expected.observation.tobytes()

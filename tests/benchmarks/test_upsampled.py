@@ -6,7 +6,7 @@ from dataclasses import replace
 import offline_stand_ins
 import pytest
 import torch
-from offline_stand_ins import GENERATOR, HOPPER, MAZE, cell
+from offline_stand_ins import GENERATOR, HOPPER, MAZE, config
 
 from synther_replay.adapters.corl import ReplayBuffer
 from synther_replay.benchmarks.data.registry import load
@@ -15,7 +15,7 @@ from synther_replay.benchmarks.offline.upsampled import Upsampled
 from synther_replay.persistence.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
-SYNTHETIC = cell(data="synther", steps=100, evaluate_every=100)
+SYNTHETIC = config(data="synther", steps=100, evaluate_every=100)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from synther_replay import GeneratorConfig, RetrainSchedule
 
 # Small and early enough that tests of a hundred steps on a CPU see synthetic rows.
 GENERATOR = GeneratorConfig.tiny(
-    width=16, depth=1, embedding=16, steps=10, refresh_steps=10, batch_size=32, sampling_steps=4
+    width=16, depth=1, embedding=16, steps=10, refit_steps=10, batch_size=32, sampling_steps=4
 )
 SCHEDULE = RetrainSchedule(every=100, rows=200, start=32)
 

@@ -16,7 +16,7 @@ from synther_replay.adapters import corl
 from synther_replay.adapters.corl import ReplayBuffer
 from synther_replay.adapters.corl import d4rl as _d4rl
 
-TINY = GeneratorConfig.tiny(width=32, depth=1, steps=20, refresh_steps=10, sampling_steps=4)
+TINY = GeneratorConfig.tiny(width=32, depth=1, steps=20, refit_steps=10, sampling_steps=4)
 NEEDS_H5PY = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
 HDF5 = [pytest.param("set.hdf5", marks=NEEDS_H5PY), pytest.param("set.h5", marks=NEEDS_H5PY)]
 FILES = ["set.npz", *HDF5]

@@ -111,7 +111,7 @@ SHIMS = {
         from synther_replay import GeneratorConfig, RetrainSchedule
         from synther_replay.adapters import corl
 
-        tiny = GeneratorConfig.tiny(width=32, depth=1, steps=20, refresh_steps=10, sampling_steps=4)
+        tiny = GeneratorConfig.tiny(width=32, depth=1, steps=20, refit_steps=10, sampling_steps=4)
 
         def ReplayBuffer(*arguments, **named):
             global last
@@ -135,7 +135,7 @@ SHIMS = {
             script = sys.modules["script"] = types.ModuleType("script")
             exec(compile(source, "script", "exec"), vars(script))
             script.train()
-            fits = adapted.last and adapted.last._source.refreshes
+            fits = adapted.last and adapted.last._source.refits
             results.append({"logged": wandb.logged, "buffer": repr(adapted.last), "fits": fits})
         with open("results.json", "w") as file:
             json.dump(results, file)

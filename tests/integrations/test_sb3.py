@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from synther_replay import DiffusionGenerator, DivergedError, GeneratorConfig, RetrainSchedule, TransitionSpec
 from synther_replay.adapters.sb3 import SynthERBuffer, SynthERCallback, SynthERDictBuffer, transition_spec
 
-SIZES = {"width": 16, "depth": 1, "embedding": 16, "steps": 20, "refresh_steps": 10, "batch_size": 32}
+SIZES = {"width": 16, "depth": 1, "embedding": 16, "steps": 20, "refit_steps": 10, "batch_size": 32}
 TINY = GeneratorConfig.tiny(**SIZES, sampling_steps=4)
 SOON = RetrainSchedule(every=40, rows=64, start=40)
 OPTIONS = {"generator": TINY, "schedule": SOON}
@@ -187,8 +187,8 @@ def test_every_algorithm_learns_across_refits(name):
     before = parameters(trained)
     trained.learn(90)
     source = trained.replay_buffer.source
-    assert source.refreshes == 2  # at 40 and 80 steps
-    assert source.last_refresh.steps == 80
+    assert source.refits == 2  # at 40 and 80 steps
+    assert source.last_refit.steps == 80
     assert len(source.store) == 64
     assert parameters(trained).isfinite().all()
     assert not torch.equal(parameters(trained), before)
@@ -228,7 +228,7 @@ def test_order_of_real_rows_follows_the_seed(make):
 def test_progress_bar_of_sb3_stands_a_refit():
     pytest.importorskip("rich")
     trained = model().learn(50, progress_bar=True)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
 
 
 def test_environment_can_be_changed_between_runs():
@@ -236,7 +236,7 @@ def test_environment_can_be_changed_between_runs():
     trained.set_env(gym.make("Pendulum-v1"))
     trained.learn(45, reset_num_timesteps=False)
     assert trained.replay_buffer.size() == 90
-    assert trained.replay_buffer.source.refreshes == 2
+    assert trained.replay_buffer.source.refits == 2
 
 
 # --- real_ratio=1 is SB3's own buffer ---------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_whole_run_with_real_rows_only_is_bit_identical(algorithm, env, theirs, 
     first = model(algorithm, env(), options={**OPTIONS, **options, "real_ratio": 1.0}, **changes).learn(60)
     second = model(algorithm, env(), buffer_class=theirs, options=options, **changes).learn(60)
     assert torch.equal(parameters(first), parameters(second))
-    assert first.replay_buffer.source.refreshes == 0
+    assert first.replay_buffer.source.refits == 0
     np.random.seed(4)
     batch = first.replay_buffer.sample(32)
     np.random.seed(4)
@@ -393,9 +393,9 @@ def test_every_field_has_the_type_and_shape_of_sb3(n_envs, observations, actions
     assert isinstance(ours, type(theirs))
     expected = flat(fill_from_spaces(theirs, 39 // n_envs).sample(16))
     assert len(fill_from_spaces(ours, 39 // n_envs).source.store) == 0
-    for refreshes, steps in ((0, 0), (1, 5)):
+    for refits, steps in ((0, 0), (1, 5)):
         batch = fill_from_spaces(ours, steps, seed=1).sample(16)
-        assert ours.source.refreshes == refreshes
+        assert ours.source.refits == refits
         assert type(batch).__name__ == ("Dict" if observations == "Dict" else "") + "ReplayBufferSamples"
         found = flat(batch)
         assert found.keys() == expected.keys()
@@ -408,7 +408,7 @@ def test_synthetic_observations_are_of_their_space(observations):
     space = OBSERVATIONS[observations]
     buffer = SynthERBuffer(80, space, FORCE, "cpu", **OPTIONS, real_ratio=0.0, seed=0)
     batch = fill_from_spaces(buffer, 40).sample(64)
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
     for field in (batch.observations, batch.next_observations):
         for i in range(64):
             one = {k: v[i].numpy() for k, v in field.items()} if isinstance(field, dict) else field[i].numpy()
@@ -440,7 +440,7 @@ def test_dict_observations_with_an_image_learn_across_a_refit(algorithm):
     env = Toy(CAMERA, spaces.Discrete(2) if algorithm is DQN else FORCE, steps=7)
     trained = model(algorithm, env, "MultiInputPolicy").learn(50)
     assert type(trained.replay_buffer) is SynthERDictBuffer
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     assert parameters(trained).isfinite().all()
 
 
@@ -478,7 +478,7 @@ def test_entries_of_one_dict_row_belong_together(fake):
 def test_discrete_observations_learn_across_a_refit():
     trained = model(DQN, Toy(spaces.Discrete(5), spaces.Discrete(2), steps=7)).learn(50)
     batch = trained.replay_buffer.sample(32)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     assert batch.observations.dtype == torch.int64
     assert set(batch.observations.flatten().tolist()) <= set(range(5))
 
@@ -491,7 +491,7 @@ def test_steps_are_transitions_of_all_environments(make):
     counted = []
     for step in range(12):
         fill(buffer, 1, step).sample(4)
-        counted.append((buffer.source.steps, buffer.source.refreshes))
+        counted.append((buffer.source.steps, buffer.source.refits))
     assert [steps for steps, _ in counted] == list(range(3, 39, 3))
     assert [steps for (steps, n), (_, m) in zip(counted[1:], counted, strict=False) if n > m] == [12, 24, 36]
     assert buffer.source.generator.learnt == [12, 24, 36]
@@ -501,7 +501,7 @@ def test_steps_between_two_batches_are_all_counted(make):
     buffer = make(n_envs=3)
     fill(buffer, 5).sample(4)
     assert buffer.source.steps == 15
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
 
 
 @pytest.mark.parametrize("algorithm", [SAC, DQN])
@@ -510,8 +510,8 @@ def test_several_environments_learn_across_refits(algorithm):
     trained = model(algorithm, env, train_freq=1).learn(90)
     source = trained.replay_buffer.source
     assert source.steps == 90
-    assert source.refreshes == 2
-    assert source.last_refresh.steps == 84  # the first multiple of 3 from 42 + 40 on
+    assert source.refits == 2
+    assert source.last_refit.steps == 84  # the first multiple of 3 from 42 + 40 on
     assert len(trained.replay_buffer.source.real) == 90
 
 
@@ -577,7 +577,7 @@ def test_normalised_fields_have_the_types_of_sb3(make, options, observations):
 def test_run_with_normalisation_across_a_refit():
     env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")] * 2))
     trained = model(SAC, env, train_freq=1).learn(60)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     held = trained.replay_buffer.source.real.transitions().rewards
     assert held.min() < -1  # stored as the environment gave them, whose scale is 10
     assert parameters(trained).isfinite().all()
@@ -625,7 +625,7 @@ def test_discounts_say_how_many_steps_a_row_has(make):
 
 def test_n_step_run_across_a_refit():
     trained = model(TD3, options={**OPTIONS, "n_steps": 3, "gamma": GAMMA}, gamma=GAMMA).learn(60)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     discounts = trained.replay_buffer.sample(64).discounts
     assert torch.isclose(discounts, torch.tensor(GAMMA)).sum() >= 32
     assert torch.isclose(discounts, torch.tensor(GAMMA**3)).any()
@@ -667,7 +667,7 @@ def test_options_travel_with_the_model(tmp_path):
     assert (source.real_ratio, source.store.capacity) == (0.25, 50)
     assert (source.schedule, source.generator.config) == (SOON, TINY)
     loaded.learn(45)
-    assert source.refreshes == 1
+    assert source.refits == 1
     assert len(source.store) == 50
 
 
@@ -693,7 +693,7 @@ def test_loaded_buffer_goes_on_as_if_it_was_never_saved(tmp_path, n_steps, behin
             batch = buffer.sample(size)
             np.random.set_state(state)
             assert_same(batch, again.sample(size))
-    assert again.source.refreshes == buffer.source.refreshes == 2
+    assert again.source.refits == buffer.source.refits == 2
     loaded.learn(10, reset_num_timesteps=False)
 
 
@@ -773,7 +773,7 @@ def test_neither_building_nor_refitting_touches_global_random_state():
     before = global_state()
     buffer = fill_from_spaces(SynthERBuffer(100, PLANE, spaces.Box(-1, 1, (1,)), "cpu", **OPTIONS), 45)
     buffer.sample(8)
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
     assert global_state() == before
 
 
@@ -802,9 +802,9 @@ def test_callback_logs_what_it_promises(tmp_path):
     assert values["synther/refits"] == 2
     assert values["synther/store_size"] == 64
     assert values["synther/store_age"] == 9  # the refit saw 80 steps, the last callback 89
-    assert values["synther/fit_loss"] == pytest.approx(source.last_refresh.fit.loss, rel=1e-3)
-    assert values["synther/held_out_loss"] == pytest.approx(source.last_refresh.fit.held_out_loss, rel=1e-3)
-    last = source.last_refresh.fit_seconds + source.last_refresh.sample_seconds
+    assert values["synther/fit_loss"] == pytest.approx(source.last_refit.fit.loss, rel=1e-3)
+    assert values["synther/held_out_loss"] == pytest.approx(source.last_refit.fit.held_out_loss, rel=1e-3)
+    last = source.last_refit.fit_seconds + source.last_refit.sample_seconds
     assert values["synther/seconds"] > last > 0  # both refits
     assert values["synther/rejected"] == 0
     assert 0 < values["synther/marginal"] <= 1
@@ -971,7 +971,7 @@ def test_actions_in_other_units_are_refused_at_the_refit_and_allowed_on_request(
         buffer.sample(8)
     unscaled = SynthERBuffer(100, PLANE, FORCE, "cpu", **OPTIONS, scaled_actions=False)
     add_random(unscaled, 40, action=1.9).sample(8)
-    assert unscaled.source.refreshes == 1
+    assert unscaled.source.refits == 1
     assert unscaled.source.spec.action_space == FORCE
     beyond = SynthERBuffer(100, PLANE, FORCE, "cpu", **OPTIONS, scaled_actions=False)
     with pytest.raises(ValueError, match="action: "):
@@ -981,7 +981,7 @@ def test_actions_in_other_units_are_refused_at_the_refit_and_allowed_on_request(
 def test_rounding_errors_of_scaled_actions_are_let_through():
     buffer = add_random(SynthERBuffer(100, PLANE, FORCE, "cpu", **OPTIONS), 40, action=1 + 1e-6)
     buffer.sample(8)
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -1005,7 +1005,7 @@ def test_divergence_is_a_warning_and_learning_goes_on(fake):
     generator, trained = with_fake(fake)
     generator.during_fit = raising(DivergedError("loss is nan"))
     with pytest.warns(
-        RuntimeWarning, match="refresh failed, keeping the previous model and 0 synthetic rows: loss is nan"
+        RuntimeWarning, match="refit failed, keeping the previous model and 0 synthetic rows: loss is nan"
     ):
         trained.learn(60)
     assert trained.num_timesteps == 60
@@ -1014,7 +1014,7 @@ def test_divergence_is_a_warning_and_learning_goes_on(fake):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained.learn(30, reset_num_timesteps=False)  # due 40 steps after the last attempt
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     assert (trained.replay_buffer.sample(10).rewards == -1).sum() == 5
 
 
@@ -1028,12 +1028,12 @@ def test_interrupt_is_passed_on_and_learning_can_be_continued(fake, error, when)
     assert trained.num_timesteps == 40
     assert trained.replay_buffer.size() == 40
     trained.learn(20, reset_num_timesteps=False)
-    assert trained.replay_buffer.source.refreshes == 0
+    assert trained.replay_buffer.source.refits == 0
     assert trained.replay_buffer.size() == 60
     setattr(generator, when, lambda: None)
     trained.learn(25, reset_num_timesteps=False)
-    assert trained.replay_buffer.source.refreshes == 1
-    assert trained.replay_buffer.source.last_refresh.steps == 80
+    assert trained.replay_buffer.source.refits == 1
+    assert trained.replay_buffer.source.last_refit.steps == 80
 
 
 def test_failure_after_a_refit_keeps_the_rows_from_before(fake):
@@ -1042,7 +1042,7 @@ def test_failure_after_a_refit_keeps_the_rows_from_before(fake):
     generator.during_sample = raising(DivergedError("later"))
     with pytest.warns(RuntimeWarning, match="keeping the previous model and 64 synthetic rows"):
         trained.learn(30, reset_num_timesteps=False)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     assert generator.fits == 1
     assert (trained.replay_buffer.sample(10).rewards == -1).sum() == 5
 
@@ -1107,7 +1107,7 @@ def test_mirror_reads_only_what_is_new(make, monkeypatch):
 
 
 def test_mirror_knows_rows_that_no_batch_was_asked_for_yet(make):
-    # someone may call `source.refresh()` between an `add` and a `sample`
+    # someone may call `source.refit_or_warn()` between an `add` and a `sample`
     buffer = fill(make(schedule=RetrainSchedule(every=10**6, start=10**6)), 20)
     assert_mirrors(buffer)
     fill(buffer, 10, first=20)
@@ -1120,7 +1120,7 @@ def test_run_on_a_gpu_copies_only_new_rows_from_the_host(monkeypatch):
     trained = model(device="cuda").learn(90)
     buffer = trained.replay_buffer
     real = buffer.source.real
-    assert buffer.source.refreshes == 2
+    assert buffer.source.refits == 2
     assert parameters(trained).isfinite().all()
     asked = []
     gather = real._gather
@@ -1175,7 +1175,7 @@ def test_mirror_is_made_anew_after_writing_to_the_arrays(make):
     buffer = fill(make(schedule=RetrainSchedule(every=10**6, start=10**6)), 20)
     assert_mirrors(buffer)
     buffer.rewards[:5] = 77
-    buffer.mirror_anew()
+    buffer.refresh_mirror()
     assert_mirrors(buffer)
 
 

@@ -580,9 +580,7 @@ def test_delay_is_a_whole_number(bad):
 
 # --- with a SynthERBuffer ---------------------------------------------------------------------------------------------
 
-TINY = GeneratorConfig.tiny(
-    width=16, depth=1, embedding=16, steps=20, refresh_steps=10, batch_size=32, sampling_steps=4
-)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=16, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
 OPTIONS = {"generator": TINY, "schedule": RetrainSchedule(every=40, rows=64, start=40)}
 
 
@@ -602,7 +600,7 @@ def test_several_batches_at_once_are_those_of_single_calls(variant, options):
         single = [_sb3_graphs.tensors_of(twin.sample(5, normalise)) for _ in range(count)]
         for field, parts in zip(together, zip(*single, strict=True), strict=True):
             assert torch.equal(field, torch.cat(parts))
-    assert buffer.source.refreshes == twin.source.refreshes == (0 if options.get("real_ratio") == 1 else 1)
+    assert buffer.source.refits == twin.source.refits == (0 if options.get("real_ratio") == 1 else 1)
 
 
 def test_several_batches_before_there_are_synthetic_rows():
@@ -624,7 +622,7 @@ def test_batches_of_an_empty_buffer_are_refused():
 def test_run_across_refits(recorder):
     kwargs = {"replay_buffer_class": SynthERBuffer, "replay_buffer_kwargs": OPTIONS}
     trained = model(policy_delay=7, **kwargs).learn(100)
-    assert trained.replay_buffer.source.refreshes == 2
+    assert trained.replay_buffer.source.refits == 2
     assert len(recorder) == 1
     assert parameters(trained).isfinite().all()
 
@@ -763,7 +761,7 @@ def test_images_are_recorded():
 @gpu
 def test_run_across_refits_on_a_gpu(counted):
     trained = on_gpu(policy_delay=7, replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=OPTIONS)
-    assert trained.replay_buffer.source.refreshes == 1
+    assert trained.replay_buffer.source.refits == 1
     assert len(counted) == 1
     assert parameters(trained).isfinite().all()
 

@@ -92,7 +92,7 @@ def test_there_is_another_try_after_a_new_start(mirrored, room):
     for twin in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
         twin.sample(8)
         assert len(twin.source.real._mirror) == 2_048
-    buffer.mirror_anew()
+    buffer.refresh_mirror()
     buffer.sample(8)
     assert len(buffer.source.real._mirror) == 2_048
 

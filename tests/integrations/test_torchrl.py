@@ -55,9 +55,7 @@ from synther_replay import (
 )
 from synther_replay.adapters.torchrl import SynthERReplayBuffer
 
-TINY = GeneratorConfig.tiny(
-    width=16, depth=1, embedding=16, steps=20, refresh_steps=10, batch_size=32, sampling_steps=4
-)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=16, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
 ACTION = Bounded(-1, 1, (1,))
 INFINITY = float("inf")
 SPEC = TransitionSpec.from_spaces(spaces.Box(-INFINITY, INFINITY, (2,)), spaces.Box(-1, 1, (1,)))
@@ -446,7 +444,7 @@ def test_batches_are_whole_rows_in_exact_shares(wrap, make, real_ratio):
         assert_whole_rows(buffer, batch, info)
         masks.append(batch["is_synthetic"])
     assert len(torch.stack(masks).unique(dim=0)) > 5
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -868,7 +866,7 @@ def test_batches_go_on_as_they_would_have(tmp_path, make, way, filled):
         for one in (buffer, other):
             one.synchronize()  # what is fetched ahead depends on what is there by then
             fill(one, 20, first)
-    assert buffer.source.refreshes == other.source.refreshes == 2
+    assert buffer.source.refits == other.source.refits == 2
 
 
 def test_copies_are_independent(wrap):
@@ -877,8 +875,8 @@ def test_copies_are_independent(wrap):
     copied = copy.deepcopy(buffer)
     fill(copied, 20, first=20)
     copied.sample()
-    assert (len(buffer), buffer.source.refreshes) == (20, 1)
-    assert (len(copied), copied.source.refreshes) == (40, 2)
+    assert (len(buffer), buffer.source.refits) == (20, 1)
+    assert (len(copied), copied.source.refits) == (40, 2)
     assert copied.source.real.real is copied.real
 
 
@@ -889,7 +887,7 @@ def test_transitions_that_were_not_sampled_yet_still_count_after_loading(wrap):
     fill(other, 2, first=8)
     other.sample()
     assert other.source.steps == 10
-    assert other.source.refreshes == 1
+    assert other.source.refits == 1
 
 
 def test_plain_buffer_loads_what_dumps_wrote(wrap, tmp_path):
@@ -1288,7 +1286,7 @@ def test_refits_follow_the_transitions_that_were_added(wrap):
     for k in range(40):
         buffer.add(numbered(1, k)[0])
         buffer.sample(2)
-        if buffer.source.refreshes > len(refits):
+        if buffer.source.refits > len(refits):
             refits.append(k + 1)
     assert refits == [10, 20, 30, 40]
 
@@ -1297,10 +1295,10 @@ def test_every_transition_of_a_batch_of_environments_counts(wrap):
     buffer = wrap(REAL["two axes"]())
     buffer.extend(numbered(8).reshape(2, 4))
     buffer.sample()
-    assert (buffer.source.steps, buffer.source.refreshes) == (8, 0)
+    assert (buffer.source.steps, buffer.source.refits) == (8, 0)
     buffer.extend(numbered(4, 8).reshape(2, 2))
     buffer.sample()
-    assert (buffer.source.steps, buffer.source.refreshes) == (12, 1)
+    assert (buffer.source.steps, buffer.source.refits) == (12, 1)
     assert set(learnt(buffer).rewards.tolist()) == set(range(12))
 
 
@@ -1308,7 +1306,7 @@ def test_transitions_that_were_there_before_count(wrap):
     buffer = wrap(fill(tensor_buffer(), 10))
     assert buffer.source.spec == SPEC
     buffer.sample()
-    assert (buffer.source.steps, buffer.source.refreshes) == (10, 1)
+    assert (buffer.source.steps, buffer.source.refits) == (10, 1)
 
 
 def test_transitions_in_the_storage_of_a_delayed_buffer_count(wrap):
@@ -1352,7 +1350,7 @@ def test_what_a_collector_writes_to_the_real_buffer_counts():
     buffer = SynthERReplayBuffer(real, action_spec=env.action_spec, generator=config, schedule=schedule)
     for _ in collectors.Collector(env, None, frames_per_batch=50, total_frames=200, replay_buffer=real):
         buffer.sample()
-    assert (len(real), buffer.source.steps, buffer.source.refreshes) == (100, 200, 4)
+    assert (len(real), buffer.source.steps, buffer.source.refits) == (100, 200, 4)
 
 
 @pytest.mark.parametrize("itself", [True, False])
@@ -1371,7 +1369,7 @@ def test_transitions_that_were_overwritten_count(wrap):
     for k in range(3):
         fill(buffer, 4, first=4 * k)
     buffer.sample()
-    assert (len(buffer), buffer.source.steps, buffer.source.refreshes) == (8, 12, 1)
+    assert (len(buffer), buffer.source.steps, buffer.source.refits) == (8, 12, 1)
 
 
 def test_options_reach_the_source(wrap):
@@ -1424,7 +1422,7 @@ def test_refit_leaves_the_global_random_state_alone():
     )
     before = torch.get_rng_state()
     buffer.sample()
-    assert buffer.source.refreshes == 1
+    assert buffer.source.refits == 1
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -1481,7 +1479,7 @@ def test_sac_trains_across_refits(collecting):
             optimiser.step()
             shares.append(int(batch["is_synthetic"].sum()))
     collector.shutdown()
-    assert (len(buffer), buffer.source.steps, buffer.source.refreshes) == (100, 100, 2)
+    assert (len(buffer), buffer.source.steps, buffer.source.refits) == (100, 100, 2)
     assert shares == [0] * 2 + [8] * 8
     assert any(not torch.equal(old, new) for old, new in zip(before, actor.parameters(), strict=True))
     assert set(batch.keys()) >= {"observation", "action", "next", "index", "is_synthetic"}
@@ -1515,7 +1513,7 @@ def test_dqn_trains_on_one_hot_actions(make):
         assert batch["td_error"].isfinite().all()
         buffer.update_tensordict_priority(batch)
     collector.shutdown()
-    assert buffer.source.refreshes == 2
+    assert buffer.source.refits == 2
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -1684,7 +1682,7 @@ def test_fit_that_diverges_warns_and_leaves_real_rows(wrap, make_generator, when
     generator = make_generator()
     setattr(generator, when, raising(DivergedError("loss is nan")))
     buffer = fill(wrap(generator=generator))
-    with pytest.warns(RuntimeWarning, match="refresh failed, keeping .* loss is nan"):
+    with pytest.warns(RuntimeWarning, match="refit failed, keeping .* loss is nan"):
         batch, info = buffer.sample(return_info=True)
     assert not batch["is_synthetic"].any()
     assert_whole_rows(buffer, batch, info)

@@ -29,7 +29,7 @@ from synther_replay import (
     TransitionSpec,
 )
 
-TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refresh_steps=10, batch_size=32, sampling_steps=4)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
 RECOVERABLE = [DivergedError("nan"), GenerationError("none valid"), torch.OutOfMemoryError("full"), MemoryError("full")]
 
 
@@ -52,7 +52,7 @@ def refreshed(make, numbered):
     def build(*args, **options):
         buffer = make(*args, **options)
         buffer.add(numbered(10))
-        assert buffer.refresh() is not None
+        assert buffer.refit_or_warn() is not None
         return buffer
 
     return build
@@ -193,7 +193,7 @@ def test_refits_follow_the_schedule(make, numbered, fake):
             refits.append(buffer.steps)
     assert refits == [12, 24, 36]
     assert fake.learnt == [12, 24, 36]
-    assert buffer.refreshes == 3
+    assert buffer.refits == 3
 
 
 def test_refit_happens_once_however_often_is_sampled(make, numbered, fake):
@@ -243,27 +243,27 @@ def test_refresh_reports_what_it_did(make, numbered, caplog):
     buffer = make()
     buffer.add(numbered(10))
     with caplog.at_level(logging.INFO, logger="synther_replay"):
-        report = buffer.refresh()
-    assert report is buffer.last_refresh
+        report = buffer.refit_or_warn()
+    assert report is buffer.last_refit
     assert (report.fit, report.rows, report.steps) == ("fit 1", 40, 10)
     assert report.fit_seconds >= 0
     assert report.sample_seconds >= 0
-    assert "refresh 1 at step 10" in caplog.text
-    assert buffer.refresh_if_due() is None
+    assert "refit 1 at step 10" in caplog.text
+    assert buffer.refit_if_due() is None
 
 
 def test_refit_waits_for_as_many_rows_as_the_generator_needs(make, numbered, spec):
     buffer = make(DiffusionGenerator(spec, TINY, device="cpu"), start=5, every=5)
     buffer.add(numbered(DiffusionGenerator.min_rows - 1))
     assert is_real(buffer.sample(8)).all()
-    assert buffer.refreshes == 0
+    assert buffer.refits == 0
     buffer.add(numbered(1))
     buffer.sample(8)
-    assert buffer.refreshes == 1
+    assert buffer.refits == 1
 
 
 def test_repr_says_what_is_held(refreshed):
-    assert repr(refreshed()) == "SyntheticReplayBuffer(10 real, 40 synthetic, real_ratio=0.5, refreshes=1)"
+    assert repr(refreshed()) == "SyntheticReplayBuffer(10 real, 40 synthetic, real_ratio=0.5, refits=1)"
 
 
 def test_any_object_with_the_methods_can_be_a_part(numbered, spec, fake):
@@ -332,7 +332,7 @@ def test_2_termination_that_never_varies_is_not_invented(flag):
     data.rows[:, spec.terminated] = float(flag)
     buffer.add(data)
     assert (buffer.sample(500).terminated == flag).all()
-    assert buffer.refreshes == 1
+    assert buffer.refits == 1
 
 
 def test_3_generated_actions_are_in_their_space(pendulum_buffer):
@@ -387,16 +387,16 @@ def test_3_rejected_rows_are_counted(monkeypatch):
 @pytest.mark.parametrize("error", RECOVERABLE, ids=lambda error: type(error).__name__)
 def test_4_failed_refit_keeps_store_and_model_and_warns(refreshed, fake, numbered, same, error, when):
     buffer = refreshed()
-    report = buffer.last_refresh
+    report = buffer.last_refit
     generator, store = fake.state_dict(), buffer.store.state_dict()
     setattr(fake, when, raising(error))
     buffer.add(numbered(10, 10))
     with pytest.warns(RuntimeWarning, match=f"keeping the previous model and 40 synthetic rows: {error}"):
-        assert buffer.refresh_if_due() is None
+        assert buffer.refit_if_due() is None
     assert fake.state_dict() == generator
     assert same(buffer.store.state_dict(), store)
-    assert buffer.last_refresh is report
-    assert buffer.refreshes == 1
+    assert buffer.last_refit is report
+    assert buffer.refits == 1
     assert set(buffer.sample(64).rewards.tolist()) <= {-1.0, *range(20)}
 
 
@@ -405,7 +405,7 @@ def test_4_failed_refit_is_tried_again_only_when_the_next_is_due(refreshed, fake
     buffer = refreshed()
     setattr(fake, when, raising(DivergedError("nan")))
     buffer.add(numbered(10))
-    with pytest.warns(RuntimeWarning, match="refresh failed"):
+    with pytest.warns(RuntimeWarning, match="refit failed"):
         batch = buffer.sample(8)
     assert is_real(batch).sum() == 4
     setattr(fake, when, lambda: None)
@@ -419,7 +419,7 @@ def test_4_failed_refit_is_tried_again_only_when_the_next_is_due(refreshed, fake
     buffer.add(numbered(1))
     buffer.sample(8)
     assert len(fake.learnt) == tries + 1
-    assert buffer.refreshes == 2
+    assert buffer.refits == 2
 
 
 def test_4_first_refit_may_fail_too(make, fake, numbered):
@@ -451,7 +451,7 @@ def test_4_interrupts_and_bugs_are_passed_on_with_store_and_model_as_before(
     assert is_real(buffer.sample(64)).sum() == 32
     buffer.add(numbered(10, 20))
     buffer.sample(8)
-    assert buffer.refreshes == 2
+    assert buffer.refits == 2
 
 
 class Interrupted(DiffusionGenerator):
@@ -490,7 +490,7 @@ def test_4_interrupt_leaves_a_diffusion_model_as_it_was(make, numbered, spec, sa
     assert generator.is_fitted is not first
     generator.interrupt_after = None
     assert len(buffer.sample(8)) == 8
-    assert buffer.refresh() is not None
+    assert buffer.refit_or_warn() is not None
 
 
 def test_4_signal_in_the_middle_of_a_fit_leaves_a_diffusion_model_as_it_was(make, numbered, spec, same):
@@ -505,7 +505,7 @@ def test_4_signal_in_the_middle_of_a_fit_leaves_a_diffusion_model_as_it_was(make
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            buffer.refresh()
+            buffer.refit_or_warn()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
@@ -558,7 +558,7 @@ def test_4_generated_rows_that_are_not_finite_are_not_taken(refreshed, fake, num
     fake.sample = sample
     buffer.add(numbered(10, 10))
     with pytest.warns(RuntimeWarning, match="not finite"):
-        assert buffer.refresh_if_due() is None
+        assert buffer.refit_if_due() is None
     assert same(buffer.store.state_dict(), before)
 
 
@@ -578,7 +578,7 @@ def diffusion_run(spec, numbered, seed):
     schedule = RetrainSchedule(every=10, rows=40, start=35)
     buffer = SyntheticReplayBuffer(RingBuffer(spec, 50, seed=seed), generator, schedule=schedule, seed=seed)
     batches = run(buffer, numbered)
-    assert buffer.refreshes == 3
+    assert buffer.refits == 3
     return batches
 
 
@@ -608,7 +608,7 @@ def test_5_real_and_synthetic_rows_are_drawn_independently(spec, fake, numbered)
     """All seeds are 0 by default: equal streams would pair each real row with one synthetic row."""
     buffer = SyntheticReplayBuffer(RingBuffer(spec, 40), fake, schedule=RetrainSchedule(every=40, rows=40, start=40))
     buffer.add(numbered(40))
-    buffer.refresh()
+    buffer.refit_or_warn()
     real = torch.cat([buffer.real.sample(500).rewards for _ in range(32)])
     synthetic = torch.cat([buffer.store.sample(500)[:, 0] for _ in range(32)])
     assert not torch.equal(real.long().bincount(minlength=40), synthetic.long().bincount(minlength=40))
@@ -793,7 +793,7 @@ def test_7_too_few_rows_to_fit_are_refused_by_number(make, numbered, spec, same)
     buffer.add(numbered(31))
     before = generator.state_dict()
     with pytest.raises(ValueError, match=r"at least 32 rows.*31"):
-        buffer.refresh()
+        buffer.refit_or_warn()
     assert same(generator.state_dict(), before)
     assert len(buffer.store) == 0
 
@@ -817,7 +817,7 @@ def test_8_ratio_of_one_is_the_real_buffer_alone(make, numbered, fake, spec):
     assert fake.learnt == []
     assert fake.drawn == 0
     assert len(buffer.store) == 0
-    assert buffer.refresh_if_due() is None
+    assert buffer.refit_if_due() is None
 
 
 def test_8_ratio_of_one_needs_no_synthetic_rows_even_if_there_are_some(refreshed, numbered, fake):
@@ -840,10 +840,10 @@ def test_copies_and_pickles_go_on_alike_and_apart():
     others = [copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))]
     weights = generator._trainer.weights().clone()
     for other in others:
-        other.refresh()
+        other.refit_or_warn()
         assert not torch.equal(other.generator._trainer.weights(), weights)
     assert torch.equal(generator._trainer.weights(), weights), "a copy that is fitted must not train the original"
-    buffer.refresh()
+    buffer.refit_or_warn()
     batch = buffer.sample(16).rows
     for other in others:
         assert torch.equal(other.sample(16).rows, batch)
@@ -858,7 +858,7 @@ def test_an_actor_in_inference_mode_does_not_spoil_the_learner():
         buffer.sample(16)
     buffer.add(pendulum_like(spec))
     buffer.sample(16)
-    assert buffer.refreshes == 2
+    assert buffer.refits == 2
 
 
 def test_autocast_and_another_default_type_change_nothing():
@@ -907,8 +907,8 @@ def test_running_out_of_memory_on_a_cpu_is_survived(refreshed, fake):
         lambda: say("not enough memory"),
     ):
         fake.during_fit = fail
-        with pytest.warns(RuntimeWarning, match="refresh failed.*memory"):
-            assert buffer.refresh() is None
+        with pytest.warns(RuntimeWarning, match="refit failed.*memory"):
+            assert buffer.refit_or_warn() is None
     assert len(buffer.store) == 40
 
 
@@ -945,10 +945,10 @@ def test_a_module_is_as_before_when_its_fit_is_interrupted(refreshed, spec):
     buffer = refreshed(generator)
     generator.fails, state = True, buffer.state_dict()
     with pytest.raises(KeyboardInterrupt):
-        buffer.refresh()
+        buffer.refit_or_warn()
     assert generator.level == 1
     generator.fails = False
-    buffer.refresh()
+    buffer.refit_or_warn()
     assert (generator.level.item(), state["generator"]["level"].item()) == (2.0, 1.0)
 
 
@@ -994,7 +994,7 @@ def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
     schedule = RetrainSchedule(every=50, rows=40, start=50)
     buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), foreign, spec=spec, schedule=schedule)
     buffer.add(data)
-    buffer.refresh()
+    buffer.refit_or_warn()
     rows = buffer.store.rows.clone()
     assert len(rows) == 40
     wild = Transitions(spec, data.rows.clone())
@@ -1002,7 +1002,7 @@ def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
     for answer, message in ((wild, "outside the action space"), (data[:0], "no rows")):
         foreign.answer = answer
         with pytest.warns(RuntimeWarning, match=message):
-            assert buffer.refresh() is None
+            assert buffer.refit_or_warn() is None
         assert torch.equal(buffer.store.rows, rows)
 
 
@@ -1011,10 +1011,10 @@ def test_rejected_rows_stay_counted_when_a_refresh_fails(monkeypatch):
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), generator, schedule=RetrainSchedule(50, 40, 50))
     buffer.add(pendulum_like(spec))
-    buffer.refresh()
+    buffer.refit_or_warn()
     monkeypatch.setattr(
         generator._sampler, "load", lambda weights, frequencies: generator._sampler.weights.fill_(math.nan)
     )
     with pytest.warns(RuntimeWarning, match="not"):
-        assert buffer.refresh() is None
+        assert buffer.refit_or_warn() is None
     assert generator.rejected >= 40

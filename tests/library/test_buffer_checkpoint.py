@@ -22,7 +22,7 @@ from synther_replay import (
 from synther_replay.persistence import checkpoint
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
-TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refresh_steps=10, batch_size=32, sampling_steps=4)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
 SCHEDULE = RetrainSchedule(every=15, rows=64, start=40)
 
 
@@ -87,7 +87,7 @@ def test_6_saved_run_continues_as_if_it_had_not_stopped(make, run, same, path, s
     assert same(other.state_dict(), expected.state_dict())
     batches, expected_batches = run(other, stop, stop + 50), run(expected, stop, stop + 50)
     assert same(batches, expected_batches)
-    assert other.refreshes == expected.refreshes >= (stop >= 5)
+    assert other.refits == expected.refits >= (stop >= 5)
     assert same(other.state_dict(), expected.state_dict())
     if len(other.store):
         assert torch.equal(other.generator.sample(100).rows, expected.generator.sample(100).rows)
@@ -106,7 +106,7 @@ def test_6_everything_that_counts_is_in_the_file(make, run, path):
     buffer.save(path)
     other = make(seed=1, schedule=RetrainSchedule(every=99, rows=9, start=9), real_ratio=0.9)
     other.load(path)
-    assert (other.real_ratio, other.schedule, other.steps, other.refreshes) == (0.5, SCHEDULE, 60, 2)
+    assert (other.real_ratio, other.schedule, other.steps, other.refits) == (0.5, SCHEDULE, 60, 2)
     assert len(other) == 60
     assert torch.equal(other.real.transitions().rows, buffer.real.transitions().rows)
     assert torch.equal(other.store.rows, buffer.store.rows)
@@ -123,7 +123,7 @@ def test_6_time_of_a_failed_refit_is_kept(spec, fake, numbered, path):
     buffer = build()
     buffer.add(numbered(12))
     fake.during_fit = fail
-    with pytest.warns(RuntimeWarning, match="refresh failed"):
+    with pytest.warns(RuntimeWarning, match="refit failed"):
         buffer.sample(4)
     fake.during_fit = lambda: None
     buffer.save(path)
@@ -182,7 +182,7 @@ def test_6_file_of_another_run_is_refused_and_changes_nothing(make, numbered, pa
     other = make(**change)
     layout = change.get("layout", numbered(1).spec)
     other.add(Transitions(layout, numbered(45).rows))
-    other.refresh()
+    other.refit_or_warn()
     other.save(path)
     with pytest.raises(CheckpointError):
         buffer.load(path)

@@ -354,13 +354,13 @@ def test_what_happened_is_all_but_reward_and_termination():
     spec = spec_of(spaces.Tuple((spaces.Discrete(5), BOX)), spaces.Tuple((BOX, spaces.MultiBinary(2))))
     rows = random_rows(spec)
     codec = fitted(spec, rows)
-    happened = codec.what_happened(codec.encode(rows))
+    happened = codec.features(codec.encode(rows))
     assert happened.shape[-1] == codec.code_dim - 2
     for column in range(spec.dim):
         changed = rows.clone()
         changed[..., column] = changed[..., column].flip(1)
         consequence = column in (spec.rewards.start, spec.terminated.start)
-        assert torch.equal(codec.what_happened(codec.encode(changed)), happened) == consequence
+        assert torch.equal(codec.features(codec.encode(changed)), happened) == consequence
 
 
 def test_termination_is_coded_as_it_is():

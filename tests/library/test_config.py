@@ -50,7 +50,7 @@ def test_fast_is_the_published_network_at_half_the_width_warm_started_and_stoppe
     assert fast.patience is not None
     assert 0 < fast.held_out <= 0.1
     assert fast.steps == 10_000
-    assert 1_000 <= fast.refresh_steps <= 3_000
+    assert 1_000 <= fast.refit_steps <= 3_000
     assert fast.sampling_steps <= 32
     assert fast == GeneratorConfig()
 
@@ -124,7 +124,7 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     [
         *[
             (name, value)
-            for name in ("steps", "refresh_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
+            for name in ("steps", "refit_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
             for value in (0, -5)
         ],
         *[(name, value) for name in ("depth", "chunk", "sampling_steps") for value in (0, -1)],

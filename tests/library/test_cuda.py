@@ -22,7 +22,7 @@ from synther_replay.metrics import fidelity
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (2,)))
-SMALL = GeneratorConfig.fast(width=128, depth=2, embedding=32, steps=400, refresh_steps=50, chunk=4_096)
+SMALL = GeneratorConfig.fast(width=128, depth=2, embedding=32, steps=400, refit_steps=50, chunk=4_096)
 
 
 def transitions(n=5_000, stack=1, device="cuda"):
@@ -85,7 +85,7 @@ def test_a_growing_buffer_is_fitted_again_and_again():
     for n in (1_000, 3_000, 9_000):
         report = generator.fit(transitions(n))
         assert np.isfinite(report.loss)
-    assert report.steps == SMALL.refresh_steps
+    assert report.steps == SMALL.refit_steps
 
 
 def test_generating_many_rows_takes_bounded_memory():
@@ -113,7 +113,7 @@ def test_a_run_moves_between_gpu_and_cpu(tmp_path):
     on_cpu.load(tmp_path / "run")
     for _ in range(40):  # the store and the order of rows are the same on either device
         assert torch.equal(on_gpu.sample(64).rows.cpu(), on_cpu.sample(64).rows)
-    assert on_cpu.refresh() is not None
+    assert on_cpu.refit_or_warn() is not None
     back = make("cuda")
     on_cpu.save(tmp_path / "run")
     back.load(tmp_path / "run")
@@ -125,7 +125,7 @@ def test_running_out_of_memory_keeps_model_and_store():
     real.add(transitions())
     generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
     buffer = SyntheticReplayBuffer(real, generator, schedule=RetrainSchedule(every=1, rows=1_000, start=1))
-    buffer.refresh()
+    buffer.refit_or_warn()
     rows, state = buffer.store.rows.clone(), generator.state_dict()
     buffer.schedule = RetrainSchedule(every=1, rows=10**9, start=1)
     buffer.store.capacity = 10**9
@@ -133,7 +133,7 @@ def test_running_out_of_memory_keeps_model_and_store():
     torch.cuda.set_per_process_memory_fraction(min(1.0, 4e9 / total))
     try:
         with pytest.warns(RuntimeWarning, match="keeping the previous model"):
-            assert buffer.refresh() is None
+            assert buffer.refit_or_warn() is None
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.equal(buffer.store.rows, rows)

@@ -30,11 +30,11 @@ from synther_replay.errors import CheckpointError, DivergedError, GenerationErro
 from synther_replay.generator import KIND, DiffusionGenerator
 from synther_replay.metrics import fidelity
 from synther_replay.persistence.checkpoint import save_checkpoint
-from synther_replay.termination import EndClassifier
+from synther_replay.termination import TerminationClassifier
 
 SPEC = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (1,)))
 QUICK = GeneratorConfig.tiny(
-    width=16, depth=1, embedding=8, steps=30, refresh_steps=20, batch_size=32, evaluate_every=10, sampling_steps=4
+    width=16, depth=1, embedding=8, steps=30, refit_steps=20, batch_size=32, evaluate_every=10, sampling_steps=4
 )
 
 
@@ -463,10 +463,12 @@ def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -
 def test_ends_are_told_by_rows_as_they_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = make(spec=MIXED, predict_terminated=True)
     generator.fit(mixed())
-    draw, told_by = EndClassifier.draw, []
-    monkeypatch.setattr(EndClassifier, "draw", lambda ends, seen, rng: (told_by.append(seen), draw(ends, seen, rng))[1])
+    draw, told_by = TerminationClassifier.draw, []
+    monkeypatch.setattr(
+        TerminationClassifier, "draw", lambda ends, seen, rng: (told_by.append(seen), draw(ends, seen, rng))[1]
+    )
     rows = generator.sample(50).rows[None]
-    assert torch.equal(torch.cat(told_by, 1), generator._codec.what_happened(generator._codec.encode(rows)))
+    assert torch.equal(torch.cat(told_by, 1), generator._codec.features(generator._codec.encode(rows)))
 
 
 @pytest.mark.usefixtures("hasty_classifier")
@@ -1117,5 +1119,5 @@ def test_fractional_steps_are_rounded_up_to_blocks() -> None:
 
 
 def test_a_first_fit_is_from_scratch_whatever_is_asked() -> None:
-    generator = make(steps=30, refresh_steps=10)
+    generator = make(steps=30, refit_steps=10)
     assert generator.fit(two_modes(), from_scratch=False).steps == 30

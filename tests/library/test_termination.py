@@ -9,7 +9,7 @@ from torch import Tensor
 
 from synther_replay import termination as ends_module
 from synther_replay.errors import CheckpointError, DivergedError
-from synther_replay.termination import EndClassifier
+from synther_replay.termination import TerminationClassifier
 
 
 def rows_of(n: int, seed: int = 0, inputs: int = 6) -> Tensor:
@@ -21,11 +21,11 @@ def too_low(inputs: Tensor) -> Tensor:
     return (inputs[..., 2] < -2.5).float()
 
 
-def fit(inputs: Tensor, ends: Tensor, seed: int = 0) -> EndClassifier:
-    return EndClassifier.fit(inputs, ends, batch_size=128, seed=seed)
+def fit(inputs: Tensor, ends: Tensor, seed: int = 0) -> TerminationClassifier:
+    return TerminationClassifier.fit(inputs, ends, batch_size=128, seed=seed)
 
 
-def drawn(classifier: EndClassifier, inputs: Tensor, seed: int = 0) -> Tensor:
+def drawn(classifier: TerminationClassifier, inputs: Tensor, seed: int = 0) -> Tensor:
     return classifier.draw(inputs, torch.Generator().manual_seed(seed))
 
 
@@ -105,7 +105,7 @@ def test_a_state_comes_back_as_it_was() -> None:
     inputs = rows_of(200)
     classifier = fit(inputs, too_low(inputs))
     state = classifier.state_dict()
-    again = EndClassifier.from_state(state, 1, inputs.shape[2], torch.device("cpu"))
+    again = TerminationClassifier.from_state(state, 1, inputs.shape[2], torch.device("cpu"))
     state["w1"].zero_()
     assert all(map(torch.equal, classifier, again))
 
@@ -115,7 +115,7 @@ def test_a_state_comes_back_as_it_was() -> None:
 def test_a_state_of_other_sizes_is_refused(stack: int, inputs: int) -> None:
     rows = rows_of(100)
     with pytest.raises(CheckpointError, match="w1"):
-        EndClassifier.from_state(fit(rows, too_low(rows)).state_dict(), stack, inputs, torch.device("cpu"))
+        TerminationClassifier.from_state(fit(rows, too_low(rows)).state_dict(), stack, inputs, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("shorter")
@@ -134,7 +134,7 @@ def test_few_ends_among_many_inputs_are_not_learnt_by_heart() -> None:
     # hinted at by one input in the one model, by nothing in the other
     chances = [torch.stack(((2 * rows[0, :, 2] - 5).sigmoid(), torch.full((10_000,), 0.02))) for rows in (known, new)]
     ends = (torch.rand(2, 10_000, generator=torch.Generator().manual_seed(2)) < chances[0]).float()
-    told = EndClassifier.fit(known, ends, batch_size=256, seed=0).log_odds(new)
+    told = TerminationClassifier.fit(known, ends, batch_size=256, seed=0).log_odds(new)
     guess = ends.mean(1, keepdim=True).logit().expand(2, 10_000)
     loss, of_guess, least = (
         F.binary_cross_entropy_with_logits(one, chances[1], reduction="none").mean(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks.adam import Adam
-from synther_replay.benchmarks.agents.networks.matmul import takes_halves
+from synther_replay.benchmarks.agents.networks.matmul import uses_fp16
 from synther_replay.benchmarks.agents.networks.mlp import (
     MlpShape,
     forward,
@@ -47,7 +47,7 @@ def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slic
 
 def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
     """Whether `triton_networks` can be used; a CPU build of PyTorch has no Triton to import it with."""
-    if not takes_halves(device) or not has_triton():
+    if not uses_fp16(device) or not has_triton():
         return False
     from synther_replay.benchmarks.agents.networks.triton_networks import fits
 

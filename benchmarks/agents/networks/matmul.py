@@ -22,7 +22,7 @@ def choose_precision(device: torch.device, *, precise: bool = False) -> None:
         torch.set_float32_matmul_precision("highest" if precise else "high")
 
 
-def takes_halves(device: torch.device) -> bool:
+def uses_fp16(device: torch.device) -> bool:
     """Whether networks there are multiplied as halves: on a GPU, unless PyTorch is to multiply floats in full."""
     return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
 
@@ -38,33 +38,33 @@ def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     return as_type(x * factor, dtype)
 
 
-def opened(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_relu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``relu(a @ b + bias)``."""
     if kernel := _kernel_for(a):
         return kernel(a, b, bias=bias, relu=True)
     if a.dtype == torch.half:
-        return as_type(in_floats(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
+        return as_type(matmul_fp32(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
     z = torch.bmm(a, b)
     return z.relu_() if bias is None else _biased_relu(z, bias)
 
 
-def where_open(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
+def relu_mask(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
     """``a @ b`` where `unit`, what a relu put out, is above 0, and 0 elsewhere."""
     if kernel := _kernel_for(a):
         return kernel(a, b, unit=unit)
     if a.dtype == torch.half:
-        return _where_open(in_floats(a, b), unit)
+        return _relu_mask(matmul_fp32(a, b), unit)
     return torch.ops.aten.threshold_backward(torch.bmm(a, b), unit, 0)
 
 
 @fused
-def outer_where_open(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
+def outer_relu_mask(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
     """The same for ``k = 1``, which is no work for a product."""
     wide = column.float() if column.dtype == torch.half else column
     return as_type(torch.where(unit > 0, wide * row, 0.0), unit.dtype)
 
 
-def in_floats(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float = 1.0) -> Tensor:
+def matmul_fp32(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float = 1.0) -> Tensor:
     """``factor * a @ b + bias``."""
     if kernel := _kernel_for(a):
         return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
@@ -81,11 +81,11 @@ def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool
     if kernel := _kernel_for(a):
         kernel(a, b, factor=factor, out=out, add=add)
     elif add:
-        out.add_(in_floats(a, b), alpha=factor)
+        out.add_(matmul_fp32(a, b), alpha=factor)
     elif factor == 1 and a.dtype == out.dtype:
         torch.bmm(a, b, out=out)
     else:
-        torch.mul(in_floats(a, b), factor, out=out)
+        torch.mul(matmul_fp32(a, b), factor, out=out)
 
 
 @fused
@@ -116,5 +116,5 @@ def _biased_relu(z: Tensor, bias: Tensor) -> Tensor:
 
 
 @fused
-def _where_open(d: Tensor, unit: Tensor) -> Tensor:
+def _relu_mask(d: Tensor, unit: Tensor) -> Tensor:
     return as_type(torch.where(unit > 0, d, 0.0), unit.dtype)

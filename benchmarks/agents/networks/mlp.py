@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks.matmul import (
-    in_floats,
-    opened,
-    outer_where_open,
+    linear_relu,
+    matmul_fp32,
+    outer_relu_mask,
+    relu_mask,
     scaled,
-    takes_halves,
-    where_open,
+    uses_fp16,
     write_product,
     write_sum,
 )
@@ -107,31 +107,31 @@ def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = No
     Args:
         parameters: Of the networks.
         shape: Of one network.
-        dtype: Of all but the last bias, which is added to what stays float; None for halves where `takes_halves`
+        dtype: Of all but the last bias, which is added to what stays float; None for halves where `uses_fp16`
             says so, which tensor cores multiply twice as fast as floats and with the same mantissa, and floats
             elsewhere.
     """
     layers = Layers.of(parameters, shape)
-    dtype = dtype or (torch.half if takes_halves(parameters.device) else parameters.dtype)
+    dtype = dtype or (torch.half if uses_fp16(parameters.device) else parameters.dtype)
     if dtype == parameters.dtype:
         return layers
     name = f"b{layers.last}"
     return Layers({**Layers.of(parameters.to(dtype), shape), name: layers[name]})
 
 
-class Kept(NamedTuple):
+class Activations(NamedTuple):
     """What `forward` keeps for `backward`: inputs, and each hidden layer."""
 
     x: Tensor
     hidden: tuple[Tensor, ...]
 
-    def first(self, count: int) -> Kept:
+    def first(self, count: int) -> Activations:
         """Those of the first networks only."""
-        return Kept(self.x[:count], tuple(part[:count] for part in self.hidden))
+        return Activations(self.x[:count], tuple(part[:count] for part in self.hidden))
 
-    def first_rows(self, count: int) -> Kept:
+    def first_rows(self, count: int) -> Activations:
         """Those of the first rows of the batch only."""
-        return Kept(self.x[:, :count], tuple(part[:, :count] for part in self.hidden))
+        return Activations(self.x[:, :count], tuple(part[:, :count] for part in self.hidden))
 
 
 def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
@@ -167,17 +167,17 @@ def padded(*parts: Tensor, columns: int) -> Tensor:
 fused_padded = fused(padded)
 
 
-def forward(w: Layers, x: Tensor) -> tuple[Tensor, Kept]:
+def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
     """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
     if x.dtype != (dtype := w["w1"].dtype):
         x = scaled(x, 1.0, dtype)
-    hidden = [opened(x, w["w1"])]
+    hidden = [linear_relu(x, w["w1"])]
     for k in range(2, w.last):
-        hidden.append(opened(hidden[-1], w[f"w{k}"], w[f"b{k}"]))
-    return in_floats(hidden[-1], w[f"w{w.last}"], w[f"b{w.last}"]), Kept(x, tuple(hidden))
+        hidden.append(linear_relu(hidden[-1], w[f"w{k}"], w[f"b{k}"]))
+    return matmul_fp32(hidden[-1], w[f"w{w.last}"], w[f"b{w.last}"]), Activations(x, tuple(hidden))
 
 
-def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
+def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers) -> None:
     """Write the gradient of all parameters, given that of the outputs ``(S, B, outputs)``."""
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
@@ -188,15 +188,15 @@ def backward(w: Layers, kept: Kept, d_y: Tensor, gradient: Layers) -> None:
     write_product(kept.x.mT, d, 1 / scale, gradient["w1"])
 
 
-def backward_to_inputs(w: Layers, kept: Kept, d_y: Tensor) -> Tensor:
+def backward_to_inputs(w: Layers, kept: Activations, d_y: Tensor) -> Tensor:
     """The gradient of the inputs, ``(S, B, padded_inputs)``; the parameters are taken as fixed."""
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
-    return in_floats(d, w["w1"].mT, factor=1 / scale)
+    return matmul_fp32(d, w["w1"].mT, factor=1 / scale)
 
 
-def slopes(w: Layers, kept: Kept) -> list[Tensor]:
+def slopes(w: Layers, kept: Activations) -> list[Tensor]:
     """How outputs (one per network) change with each hidden layer, the last first, and with the inputs at the end.
 
     Before the hidden layers' relu, that is: ``(S, B, hidden)`` each, then ``(S, B, padded_inputs)`` in floats.
@@ -206,10 +206,12 @@ def slopes(w: Layers, kept: Kept) -> list[Tensor]:
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
         found.append(d)
-    return [*found, in_floats(d, w["w1"].mT)]
+    return [*found, matmul_fp32(d, w["w1"].mT)]
 
 
-def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: Tensor, gradient: Layers) -> None:
+def add_backward_of_slopes(
+    w: Layers, kept: Activations, found: list[Tensor], d_slope: Tensor, gradient: Layers
+) -> None:
     """Add the gradient of all weights that the slope of the inputs depends on, given that of the slope.
 
     Where relu is open or closed does not change with a small step, so the slope is a product of weights: the way back
@@ -226,7 +228,7 @@ def add_backward_of_slopes(w: Layers, kept: Kept, found: list[Tensor], d_slope: 
     d, scale = _scaled(d_slope, w)
     write_product(d.mT, by_layer[0], 1 / scale, gradient["w1"], add=True)
     for k in range(2, w.last + 1):
-        d = where_open(d, w[f"w{k - 1}"], kept.hidden[k - 2])
+        d = relu_mask(d, w[f"w{k - 1}"], kept.hidden[k - 2])
         if k == w.last:
             write_sum(d, 1 / scale, gradient[f"w{k}"].mT, add=True)
         else:
@@ -244,5 +246,5 @@ def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:
     """Gradient before the hidden layer `below`, given that after the product of it with `weight`."""
     if d.shape[-1] == 1:
-        return outer_where_open(d, weight.mT, below)
-    return where_open(d, weight.mT, below)
+        return outer_relu_mask(d, weight.mT, below)
+    return relu_mask(d, weight.mT, below)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.mlp import (
-    Kept,
+    Activations,
     Layers,
     MlpShape,
     backward,
@@ -59,7 +59,7 @@ class TorchNetwork:
     def __init__(self, parameters: Tensor, shape: MlpShape) -> None:
         """There is nothing to keep before `forward`."""
         self._parameters, self._shape = parameters, shape
-        self._layers, self._kept = Layers(), Kept(parameters, ())
+        self._layers, self._kept = Layers(), Activations(parameters, ())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """See `Network`."""
@@ -71,7 +71,7 @@ class TorchNetwork:
         """See `Network`."""
         return backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
 
-    def _kept_of(self, d_out: Tensor) -> Kept:
+    def _kept_of(self, d_out: Tensor) -> Activations:
         assert self._kept.hidden, "there is no way back before forward"
         return self._kept.first_rows(d_out.shape[1])
 

@@ -347,7 +347,7 @@ def _learn_rest(
         d_b3 += d
     if A == 1:
         place, used = j, j >= 0
-        first, once = b, (b == 0) & (part == 0)  # one number, so one lane writes it
+        first, once = b, (b == 0) & (part == 0)  # one number, so one stream writes it
         d_b3 = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
     else:
         place, used = j[:, None] * A + o[None, :], (j[:, None] >= 0) & (o[None, :] < A)
