@@ -1,7 +1,7 @@
-"""One module per framework, each a thin layer over `synther_replay`; imported as ``synther_replay.adapters``.
+"""One package per framework, each a thin layer over `synther_replay`. Import it as ``synther_replay.adapters``.
 
-The folder lies beside the package and is mapped into it when the project is installed. Imported as plain ``adapters``
-its classes would exist twice under two names, which breaks pickles and `isinstance`, so that is refused.
+The installation maps this folder into the package. An import as plain ``adapters`` raises ImportError, because all
+classes would exist twice, which breaks pickle and `isinstance`.
 """
 
 if __name__ != "synther_replay.adapters":

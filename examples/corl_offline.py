@@ -1,8 +1,8 @@
-"""Offline reinforcement learning in the manner of CORL, on a small data set and on the same data upsampled.
+"""Offline RL in the style of CORL, on a small data set and on its upsampled version.
 
 Collects 500 transitions of Pendulum-v1 with a noisy controller and trains TD3+BC (Fujimoto and Gu, 2021) twice: on the
-real rows, and only on rows that a diffusion model has generated from them. The second run differs by one line,
-`buffer.upsample(...)`. This shows how it is done, not that it pays: one easy task, one seed, budgets for a CPU.
+real rows, and on synthetic rows only. The second run differs by one line, `buffer.upsample(...)`. This is a usage
+example, not a benchmark: one easy task, one seed, CPU budgets.
 
     python examples/corl_offline.py
 """
@@ -24,7 +24,7 @@ MAX_ACTION, DISCOUNT, TAU, ALPHA = 2.0, 0.99, 0.005, 2.5
 
 
 def collect(env: gym.Env, count: int, seed: int) -> dict[str, np.ndarray]:
-    """A data set as `d4rl.qlearning_dataset` would give it, of a controller that pumps energy, with noise."""
+    """Collect a data set in the format of `d4rl.qlearning_dataset` with a noisy energy-pumping controller."""
     rng, rows = np.random.default_rng(seed), []
     state, _ = env.reset(seed=seed)
     for _ in range(count):
@@ -39,17 +39,17 @@ def collect(env: gym.Env, count: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers."""
+    """Make a network with two hidden layers."""
     return nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
 
 
 def act(actor: nn.Module, states: Tensor) -> Tensor:
-    """Actions, ``(n, 1)``."""
+    """Return actions, ``(n, 1)``."""
     return MAX_ACTION * torch.tanh(actor(states))
 
 
 def train(buffer: ReplayBuffer, updates: int) -> nn.Module:
-    """TD3 with a behaviour-cloning term; returns the actor."""
+    """Train TD3+BC and return the actor."""
     actor, *critics = online = nn.ModuleList([mlp(3, 1), mlp(4, 1), mlp(4, 1)])
     target_actor, *target_critics = targets = copy.deepcopy(online)
     actor_optimiser = torch.optim.Adam(actor.parameters(), 1e-3)
@@ -61,10 +61,10 @@ def train(buffer: ReplayBuffer, updates: int) -> nn.Module:
             next_actions = (act(target_actor, next_states) + noise).clamp(-MAX_ACTION, MAX_ACTION)
             following = torch.cat([next_states, next_actions], 1)
             values = torch.minimum(*(critic(following) for critic in target_critics))
-            wanted = rewards + DISCOUNT * (1 - dones) * values
+            target = rewards + DISCOUNT * (1 - dones) * values
         present = torch.cat([states, actions], 1)
         critic_optimiser.zero_grad()
-        sum(nn.functional.mse_loss(critic(present), wanted) for critic in critics).backward()
+        sum(nn.functional.mse_loss(critic(present), target) for critic in critics).backward()
         critic_optimiser.step()
         if step % 2 == 0:
             chosen = act(actor, states)
@@ -80,7 +80,7 @@ def train(buffer: ReplayBuffer, updates: int) -> nn.Module:
 
 @torch.no_grad()
 def evaluate(env: gym.Env, actor: nn.Module, mean: np.ndarray, std: np.ndarray) -> float:
-    """Mean return of ten episodes."""
+    """Return the mean return of ten episodes."""
     total = 0.0
     for episode in range(10):
         (state, _), over = env.reset(seed=1_000 + episode), False
@@ -92,7 +92,7 @@ def evaluate(env: gym.Env, actor: nn.Module, mean: np.ndarray, std: np.ndarray) 
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500, help="real transitions to collect")
     parser.add_argument("--upsample", type=int, default=20_000, help="synthetic transitions to generate from them")
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2_000, help="gradient steps of the agent")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # networks this small do not pay for more
+    torch.set_num_threads(1)  # more threads are slower for small networks
     env = gym.make("Pendulum-v1")
     data = collect(env, args.rows, args.seed)
     for name in ("real", "upsampled"):
@@ -111,7 +111,7 @@ def main() -> None:
         buffer.load_d4rl_dataset(data)
         if name == "upsampled":
             buffer.upsample(args.upsample)  # the added line
-        mean, std = buffer.normalize_states()
+        mean, std = buffer.normalise_states()
         actor = train(buffer, args.updates)
         print(f"{name + ' data':15} return {evaluate(env, actor, mean, std):.0f}")
 

@@ -1,4 +1,4 @@
-"""The two pictures that the examples draw."""
+"""The two figures of the examples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from synther_replay import Transitions
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # after the choice of the backend
+import matplotlib.pyplot as plt  # after the backend is set
 
 PENDULUM = ("cos", "sin", "speed", "torque", "reward", "next cos", "next sin", "next speed")
 
 
 def draw_marginals(real: Transitions, synthetic: Transitions, path: Path, names: Sequence[str] = PENDULUM) -> None:
-    """One histogram per column, real against synthetic."""
+    """Plot one histogram per column, real and synthetic."""
     figure, axes = plt.subplots(2, -(-len(names) // 2), figsize=(14, 6))
     for k, (name, axis) in enumerate(zip(names, axes.flat, strict=False)):
         values = [rows.rows[:, k].cpu().numpy() for rows in (real, synthetic)]
@@ -33,7 +33,7 @@ def draw_marginals(real: Transitions, synthetic: Transitions, path: Path, names:
 
 
 def draw_curves(steps: Sequence[int], curves: Mapping[str, np.ndarray], path: Path, title: str) -> None:
-    """Mean return over seeds against environment steps, every seed as a thin line; curves ``(seeds, steps)``."""
+    """Plot the mean return over seeds, with thin lines for single seeds; curves ``(seeds, steps)``."""
     figure, axis = plt.subplots(figsize=(8, 5))
     for (name, returns), colour in zip(curves.items(), ("tab:gray", "tab:blue", "tab:orange"), strict=False):
         axis.plot(steps, returns.T, color=colour, alpha=0.3, linewidth=0.8)

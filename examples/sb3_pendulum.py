@@ -1,6 +1,6 @@
-"""SAC of Stable-Baselines3 on Pendulum-v1, with its own replay buffer and with ours: the same seeds, steps and updates.
+"""Stable-Baselines3's SAC on Pendulum-v1 with and without synthetic replay: same seeds, steps and updates.
 
-Prints the returns as they come and a table at the end, and draws the learning curves and what the generator made.
+Prints returns during training, one line per refit and a final table. Plots learning curves and marginals.
 
     python examples/sb3_pendulum.py
 """
@@ -22,10 +22,10 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from synther_replay import GeneratorConfig, RetrainSchedule, Transitions
-from synther_replay.adapters.sb3 import SynthERBuffer
+from synther_replay.adapters.sb3 import SynthERBuffer, SynthERCallback
 from synther_replay.metrics import fidelity
 
-# The lines that a script changes.
+# The options that add synthetic replay to a script.
 SYNTHER: dict[str, Any] = {
     "replay_buffer_class": SynthERBuffer,
     "replay_buffer_kwargs": {
@@ -37,9 +37,9 @@ VARIANTS: dict[str, dict[str, Any]] = {"SAC": {}, "SAC + SynthER": SYNTHER}
 
 
 def train(job: tuple[str, int], *, steps: int, updates: int, every: int) -> tuple[list[float], Any]:
-    """One run: the return after every `every` steps, and the real and synthetic rows at the end."""
+    """Run one seed; return the returns after every `every` steps, and the final real and synthetic rows."""
     name, seed = job
-    torch.set_num_threads(1)  # networks this small do not pay for more
+    torch.set_num_threads(1)  # more threads are slower for small networks
     model = SAC(
         "MlpPolicy",
         "Pendulum-v1",
@@ -53,11 +53,12 @@ def train(job: tuple[str, int], *, steps: int, updates: int, every: int) -> tupl
         **VARIANTS[name],
     )
     test = gym.make("Pendulum-v1")
+    callback = SynthERCallback(verbose=1) if name != "SAC" else None
     returns = []
     begun = time.monotonic()
     for _ in range(steps // every):
-        model.learn(every, reset_num_timesteps=False)
-        test.reset(seed=100)  # the same episodes every time
+        model.learn(every, callback=callback, reset_num_timesteps=False)
+        test.reset(seed=100)  # the same episodes in every evaluation
         returns.append(float(evaluate_policy(model, test, n_eval_episodes=5, warn=False)[0]))
         spent = time.monotonic() - begun
         print(
@@ -70,14 +71,14 @@ def train(job: tuple[str, int], *, steps: int, updates: int, every: int) -> tupl
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_600, help="environment steps of each run")
     parser.add_argument("--updates", type=int, default=4, help="gradient steps per environment step")
-    parser.add_argument("--every", type=int, default=200, help="steps between two evaluations")
+    parser.add_argument("--every", type=int, default=200, help="environment steps between evaluations")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder of the pictures")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs")
+    parser.add_argument("--out", type=Path, default=Path("demo_output"), help="output folder of the figures")
     args = parser.parse_args()
 
     jobs = [(name, seed) for seed in range(args.seeds) for name in VARIANTS]
@@ -85,7 +86,7 @@ def main() -> None:
     print(f"{len(jobs)} runs of {args.steps:,} steps with {args.updates} updates each, {args.jobs} at a time\n")
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         results = dict(zip(jobs, pool.imap(run, jobs), strict=True))
-        pool.close()  # the end of `with` alone kills workers, which may leave their semaphores behind
+        pool.close()  # leaving `with` alone terminates the workers, which may leak semaphores
         pool.join()
 
     curves = {name: np.array([results[name, seed][0] for seed in range(args.seeds)]) for name in VARIANTS}
@@ -98,15 +99,15 @@ def main() -> None:
     print("| mean of the curve | " + " | ".join(means) + f" |\n\nmean +- standard deviation over {args.seeds} seeds")
     title = f"Pendulum-v1, SAC with {args.updates} updates per step"
     draw_curves(steps, curves, args.out / "curves.png", title)
-    pictures = [args.out / "curves.png"]
+    figures = [args.out / "curves.png"]
 
     rows = results["SAC + SynthER", 0][1]
     if rows is not None:
         real, synthetic = rows[0], Transitions(rows[0].spec, rows[1])
-        print(f"\nsynthetic against real transitions at the end of seed 0\n{fidelity(real, synthetic)}")
+        print(f"\nfidelity of the synthetic transitions at the end of seed 0\n{fidelity(real, synthetic)}")
         draw_marginals(real, synthetic, args.out / "marginals.png")
-        pictures.append(args.out / "marginals.png")
-    print(f"\npictures: {', '.join(map(str, pictures))}")
+        figures.append(args.out / "marginals.png")
+    print(f"\nfigures: {', '.join(map(str, figures))}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""SAC in TorchRL on Pendulum-v1 with synthetic replay: the buffer is wrapped, the loop stays as it is.
+"""TorchRL's SAC on Pendulum-v1 with synthetic replay: wrap the buffer, keep the loop.
 
-Prints the return of the deterministic policy as it learns.
+Prints the return of the deterministic policy during training.
 
-python examples/torchrl_sac.py
+    python examples/torchrl_sac.py
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from synther_replay.adapters.torchrl import SynthERReplayBuffer
 
 
 def make_env() -> TransformedEnv:
-    """Pendulum with a time limit of 200 steps, as registered."""
+    """Make Pendulum-v1, which has a time limit of 200 steps."""
     return TransformedEnv(GymEnv("Pendulum-v1")).append_transform(StepCounter()).append_transform(RewardSum())
 
 
 def make_agent(env: TransformedEnv) -> tuple[ProbabilisticActor, ValueOperator]:
-    """Actor and critic."""
+    """Make actor and critic."""
     observations, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
     body = nn.Sequential(
         MLP(in_features=observations, out_features=2 * actions, num_cells=[64, 64], activation_class=nn.ReLU),
@@ -46,15 +46,15 @@ def make_agent(env: TransformedEnv) -> tuple[ProbabilisticActor, ValueOperator]:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3_000, help="environment steps")
     parser.add_argument("--updates", type=int, default=2, help="gradient steps per environment step")
-    parser.add_argument("--refit", type=int, default=500, help="environment steps between two refits")
+    parser.add_argument("--refit", type=int, default=500, help="environment steps between refits")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # networks this small do not pay for more
+    torch.set_num_threads(1)  # more threads are slower for small networks
     torch.manual_seed(args.seed)
     env = make_env()
     env.set_seed(args.seed)
@@ -65,7 +65,7 @@ def main() -> None:
     optimiser = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=128)
-    buffer = SynthERReplayBuffer(  # the change
+    buffer = SynthERReplayBuffer(  # the only change
         buffer,
         action_spec=env.action_spec,
         schedule=RetrainSchedule(start=args.refit, every=args.refit, rows=20_000),

@@ -1,7 +1,7 @@
-"""Upsample a small set of transitions tenfold and look at what comes out.
+"""Upsample a small set of transitions tenfold and measure the fidelity.
 
-Collects a few thousand transitions of Pendulum-v1 with a simple controller and noise, fits the generator, generates
-ten times as many rows, prints how well their distribution agrees with the real one, and draws the marginals.
+Collects transitions of Pendulum-v1 with a noisy controller, fits the generator, generates ten times as many rows,
+prints their fidelity and plots the marginals.
 
     python examples/upsample.py
 """
@@ -22,7 +22,7 @@ from synther_replay.metrics import fidelity
 
 
 def collect(env: gym.Env, count: int, seed: int) -> Transitions:
-    """Transitions of a noisy swing-up controller: pump energy below, balance above."""
+    """Collect transitions of a noisy swing-up controller: pump energy below, balance above."""
     rng = np.random.default_rng(seed)
     rows = []
     observation, _ = env.reset(seed=seed)
@@ -39,15 +39,15 @@ def collect(env: gym.Env, count: int, seed: int) -> Transitions:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=4_000, help="real transitions to collect")
     parser.add_argument("--steps", type=int, default=8_000, help="training steps of the generator")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/marginals.png"), help="picture to draw")
+    parser.add_argument("--out", type=Path, default=Path("demo_output/marginals.png"), help="output file of the figure")
     args = parser.parse_args()
 
-    torch.set_num_threads(1)  # a network this small does not pay for more
+    torch.set_num_threads(1)  # more threads are slower for small networks
 
     env = gym.make("Pendulum-v1")
     real = collect(env, args.rows, args.seed)
@@ -62,14 +62,14 @@ def main() -> None:
     synthetic = generator.sample(10 * len(real))
     print(f"generated {len(synthetic):,} transitions in {time.monotonic() - begun:.1f} s\n")
 
-    print("synthetic against real")
+    print("fidelity of synthetic transitions")
     print(fidelity(real, synthetic, held_out=fresh))
-    print("\nfor scale: as many fresh real transitions against real")
+    print("\nfor reference: fidelity of new real transitions")
     print(fidelity(real, fresh))
 
-    picture = args.out if args.out.suffix else args.out.with_suffix(".png")
-    draw_marginals(real, synthetic, picture)
-    print(f"\nmarginals, real against synthetic: {picture}")
+    figure = args.out if args.out.suffix else args.out.with_suffix(".png")
+    draw_marginals(real, synthetic, figure)
+    print(f"\nmarginals of real and synthetic transitions: {figure}")
 
 
 if __name__ == "__main__":

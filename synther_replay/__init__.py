@@ -1,4 +1,4 @@
-"""Synthetic experience replay: a diffusion model that turns a small replay buffer into a large one."""
+"""Synthetic experience replay: a diffusion model upsamples the replay buffer of an off-policy agent."""
 
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -10,7 +10,7 @@ from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import RefitReport, SyntheticSource
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckpointError",

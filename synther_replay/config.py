@@ -1,4 +1,4 @@
-"""All settings of the diffusion generator, with presets."""
+"""GeneratorConfig: the settings of the diffusion generator and their presets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from synther_replay.diffusion.generation import SOLVERS, SamplerSettings
 from synther_replay.diffusion.network import NetworkShape
 
-# The paper trains on larger batches where there is as much data as this.
+# `large_batch_size` applies from this number of rows on, as in the paper.
 _LARGE_DATA_ROWS = 800_000
-_MOST_CODES = 8_192  # of a row; the model grows with their square, here to 250 million parameters
+_MOST_CODES = 8_192  # row length limit: the model grows quadratically, to 250 million parameters at this length
 _PRECISIONS = ("auto", "bf16", "fp32")
-# What a field of each declared type may hold, NumPy's numbers included; a bool is no number, a whole number a float.
+# Accepted types per annotation. NumPy numbers are accepted, ints are accepted as floats, bools are not numbers.
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (Integral,),
     "bool": (bool,),
@@ -28,62 +28,64 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """Settings of `DiffusionGenerator`; the defaults are those of `fast`.
+    """Settings of `DiffusionGenerator`. The defaults are the preset `fast`; see also `tiny`, `offline` and `paper`.
+
+    Every preset takes overrides as keyword arguments:
 
     >>> GeneratorConfig.fast(sampling_steps=32).sampling_steps
     32
     """
 
     # -- network
-    width: int = 512  # units of a hidden layer, a multiple of 8
+    width: int = 512  # units per hidden layer, a multiple of 8
     depth: int = 6  # residual blocks
-    embedding: int = 128  # units in which the row and its noise level meet, a multiple of 8
-    squeeze_rows: bool = False  # whether rows that are too long for `embedding` are squeezed into it, as published
-    fourier: int = 16  # random Fourier features of the noise level, even
+    embedding: int = 128  # units of the joint embedding of row and noise level, a multiple of 8
+    squeeze_rows: bool = False  # keep `embedding` for rows longer than it (lossy; as published)
+    fourier: int = 16  # number of random Fourier features of the noise level, even
 
     # -- training
-    steps: int = 10_000  # gradient steps of a fit from scratch; rounded up to a multiple of `average_every`
-    refit_steps: int = 1_000  # gradient steps of a later fit when it starts from the last model
-    warm_start: bool = True  # whether later fits start from the last model, or from nothing as in the paper
-    batch_size: int = 1024
-    large_batch_size: int = 1024  # batch size from 800K rows on
-    learning_rate: float = 1e-3  # annealed to zero by a cosine in every fit
-    betas: tuple[float, float] = (0.9, 0.99)  # Adam's
-    gradient_clip: float = 1.0  # largest gradient norm
-    average_decay: float = 0.995  # of the moving average of the weights, per update
-    average_every: int = 10  # steps between its updates
-    noise_mean: float = -1.2  # ln(noise level) of what it learns to denoise is normal, with this mean ...
-    noise_std: float = 1.2  # ... and this standard deviation; both are EDM's
-    held_out: float = 0.05  # share of the rows kept out of training to measure the loss on; 0: none
-    evaluate_every: int = 500  # steps between two measurements of it, at most an eighth of the fit
-    patience: int | None = 4  # stop after this many measurements without improvement; None: never. The best is kept
-    max_seconds: float | None = None  # stop a fit after this long, annealed in time; None: no limit
+    steps: int = 10_000  # gradient steps of a fit from scratch, rounded up to a multiple of `average_every`
+    refit_steps: int = 1_000  # gradient steps of a warm-started refit
+    warm_start: bool = True  # refits start from the previous weights; False: from scratch, as in the paper
+    batch_size: int = 1024  # below 800K rows
+    large_batch_size: int = 1024  # from 800K rows on
+    learning_rate: float = 1e-3  # initial value; cosine annealing to zero in every fit
+    betas: tuple[float, float] = (0.9, 0.99)  # of Adam
+    gradient_clip: float = 1.0  # maximum gradient norm
+    average_decay: float = 0.995  # decay of the EMA of the weights, per EMA update
+    average_every: int = 10  # gradient steps between EMA updates
+    noise_mean: float = -1.2  # training noise levels: ln(sigma) is normal with this mean ...
+    noise_std: float = 1.2  # ... and this standard deviation (EDM's values)
+    held_out: float = 0.05  # share of rows held out for validation; 0: none
+    evaluate_every: int = 500  # steps between held-out evaluations, at most an eighth of the fit
+    patience: int | None = 4  # evaluations without improvement before early stopping; None: never
+    max_seconds: float | None = None  # time limit of a fit; the annealing follows it. None: no limit
 
     # -- data
-    normalise_rewards: bool = True  # the paper: yes for Gym tasks, no for DMC
-    unsquash_actions: bool = False  # whether bounded actions are modelled as they were before a policy's tanh
-    find_limits: bool = False  # whether many rows with the least or largest observation or reward tell a limit
-    predict_terminated: bool = False  # whether a classifier says what is `terminated`, for seconds more at every fit
+    normalise_rewards: bool = True  # standardise rewards; the paper does for Gym tasks, not for DMC
+    unsquash_actions: bool = False  # model bounded actions before the policy's tanh (atanh transform)
+    find_limits: bool = False  # treat frequent extreme values of observations and rewards as clipping limits
+    predict_terminated: bool = False  # set `terminated` by a classifier; adds seconds to every fit
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
     sampling_steps: int = 12
     sigma_min: float = 0.005  # smallest noise level
     sigma_max: float = 20.0  # largest noise level
-    rho: float = 9.0  # how much denser the small noise levels lie
+    rho: float = 9.0  # spacing exponent; larger values put more steps at small noise levels
     churn: float = 0.0  # S_churn of stochastic Heun; 0: deterministic
     churn_min: float = 0.05  # S_tmin
     churn_max: float = 50.0  # S_tmax
     churn_noise: float = 1.003  # S_noise
-    eta: float = 0.0  # noise of dpm_solver_2m: 0 deterministic, 1 the SDE
+    eta: float = 0.0  # stochasticity of dpm_solver_2m; 0: ODE, 1: SDE
 
     # -- machine
-    precision: str = "auto"  # matrix products in "bf16" or "fp32"; auto: bf16 on a GPU, fp32 on a CPU
-    chunk: int = 65_536  # rows generated at a time; bounds the memory of `sample`
+    precision: str = "auto"  # "bf16" or "fp32" matrix products; "auto": bf16 on a GPU, fp32 on a CPU
+    chunk: int = 65_536  # rows generated at once; bounds the memory of `sample`
 
     @classmethod
     def paper(cls, **changes: Any) -> GeneratorConfig:
-        """As published: 100K steps from nothing at every refit, 128 steps of the stochastic Heun sampler."""
+        """The published settings: 100K steps from scratch at every refit, 128 steps of stochastic Heun sampling."""
         published = cls(
             width=1024,
             squeeze_rows=True,
@@ -104,21 +106,20 @@ class GeneratorConfig:
 
     @classmethod
     def fast(cls, **changes: Any) -> GeneratorConfig:
-        """Half the width with larger batches and steps, warm-started and stopped early, and a few-step sampler.
+        """Default on a GPU, for online training: half the paper's width, warm-started refits, early stopping, 12 steps.
 
-        For a GPU, where a batch of 1,024 takes hardly longer than one of 256. In the time of a refit a network of half
-        the width takes so many more steps that it ends closer to the dynamics. The sampler's noise levels span less
-        than the paper's, which leaves more steps where they count: for normal data of any standard deviation from
-        0.03 to 2 (the whole has 1) the generated one is then at most 7 % off, against 14 % from 80 down.
+        Batches are larger than the paper's: on a GPU, a batch of 1,024 takes hardly longer than one of 256. The sampler
+        starts at sigma 20 instead of 80, which leaves more steps at small noise levels. For Gaussian data with standard
+        deviations from 0.03 to 2, the generated standard deviation is within 7 % (from sigma 80: within 14 %).
         """
         return replace(cls(), **changes)
 
     @classmethod
     def offline(cls, **changes: Any) -> GeneratorConfig:
-        """For a data set that is learnt once and then upsampled: the paper's network, trained and sampled for fidelity.
+        """Default of CORL's adapter on a GPU, for a data set that is fitted once: the paper's network, high fidelity.
 
-        It sees about as many rows as with `paper`, in larger batches, and takes a tenth of the network's evaluations
-        to generate one.
+        Training processes about as many rows as `paper`, in larger batches. Sampling takes a tenth of the network
+        evaluations.
         """
         thorough = cls(
             width=1024,
@@ -133,7 +134,7 @@ class GeneratorConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> GeneratorConfig:
-        """A network small enough that a refit takes seconds on a laptop's CPU."""
+        """Default on a CPU: a small network, so that a refit takes seconds."""
         small = cls(
             width=128,
             depth=3,
@@ -149,7 +150,7 @@ class GeneratorConfig:
         return replace(small, **changes)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all fields."""
         for field in fields(self):
             kinds = _KINDS[str(field.type)]
             value = getattr(self, field.name)
@@ -157,14 +158,14 @@ class GeneratorConfig:
             _require(self, field.name, fits, " or ".join(kind.__name__ for kind in kinds))
             if isinstance(value, Real) and not isinstance(value, bool):
                 _require(self, field.name, math.isfinite(value), "a finite number")
-                # as Python's own numbers, which JSON knows
+                # NumPy numbers cannot be written to JSON
                 object.__setattr__(self, field.name, int(value) if isinstance(value, Integral) else float(value))
         counts = ("steps", "refit_steps", "batch_size", "large_batch_size", "average_every", "evaluate_every")
         for name in (*counts, "depth", "chunk", "sampling_steps"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("width", "embedding"):
             _require(self, name, getattr(self, name) >= 8 and getattr(self, name) % 8 == 0, "a multiple of 8")
-        _require(self, "fourier", self.fourier >= 2 and self.fourier % 2 == 0, "an even number of at least 2")
+        _require(self, "fourier", self.fourier >= 2 and self.fourier % 2 == 0, "an even number >= 2")
         _require(self, "noise_mean", abs(self.noise_mean) <= 10, "a number from -10 to 10")
         _require(self, "noise_std", self.noise_std <= 5, "a positive number of at most 5")
         for name in ("noise_std", "learning_rate", "gradient_clip", "rho", "churn_noise", "sigma_max"):
@@ -183,34 +184,33 @@ class GeneratorConfig:
         _require(self, "precision", self.precision in _PRECISIONS, f"one of {_PRECISIONS}")
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values."""
+        """Return the settings as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
-        """The inverse of `to_json`."""
+        """Inverse of `to_json`."""
         return cls(**{**values, "betas": tuple(values["betas"])})
 
     def network(self, dim: int) -> NetworkShape:
-        """Sizes of a network for rows of `dim` codes.
+        """Return the network sizes for rows of `dim` codes.
 
-        The row enters by one linear layer, and what is lost there cannot be denoised. So a row with more codes than
-        `embedding` has units gets half as many units again as it has codes, unless it is to be squeezed.
+        The row enters through one linear layer; information lost there cannot be denoised. For rows longer than
+        `embedding`, that layer therefore gets ``1.5 * dim`` units, unless `squeeze_rows` is set.
 
         Raises:
-            ValueError: That takes more memory than anybody wants to spend on it, as with images.
+            ValueError: The row is too long, for example an image.
         """
         if dim > max(_MOST_CODES, self.embedding) and not self.squeeze_rows:
             raise ValueError(
-                f"generator: a transition has {dim:,} values, for which the model would grow beyond bounds; it is for "
-                f"those of at most {_MOST_CODES:,}, such as states or features of images. "
-                "GeneratorConfig(squeeze_rows=True) takes longer ones, with a loss"
+                f"generator: a transition has {dim:,} values, the limit is {_MOST_CODES:,}; use low-dimensional "
+                "observations such as states or image features, or GeneratorConfig(squeeze_rows=True), which is lossy"
             )
         embedding = self.embedding if self.squeeze_rows or dim <= self.embedding else -(-3 * dim // 16) * 8
         return NetworkShape(dim, self.width, self.depth, embedding, self.fourier)
 
     def sampler(self) -> SamplerSettings:
-        """The sampling part."""
+        """Return the sampler settings."""
         return SamplerSettings(
             solver=self.solver,
             steps=self.sampling_steps,
@@ -225,7 +225,7 @@ class GeneratorConfig:
         )
 
     def batch_size_for(self, rows: int) -> int:
-        """Batch size for a data set of so many rows."""
+        """Return the batch size for a data set with this number of rows."""
         return self.large_batch_size if rows >= _LARGE_DATA_ROWS else self.batch_size
 
 

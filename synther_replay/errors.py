@@ -1,4 +1,4 @@
-"""The errors of this library that are not plain `ValueError` or `TypeError`."""
+"""Exceptions of this library, besides `ValueError` and `TypeError` for bad arguments."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import torch
 
 
 class NotFittedError(RuntimeError):
-    """`sample` was asked of a generator that has not been fitted or loaded."""
+    """`sample` was called before `fit` or `load`."""
 
 
 class DivergedError(RuntimeError):
-    """Training met a loss that is not finite; the model from before the call is kept."""
+    """The training loss became non-finite; the previous model is kept."""
 
 
 class GenerationError(RuntimeError):
-    """A generator rejected so many of its own rows that it could not fill the request."""
+    """The generator produced too many invalid rows."""
 
 
 class CheckpointError(ValueError):
-    """A file is missing, damaged, foreign, made by a newer version, or does not fit the object it is loaded into."""
+    """A checkpoint is missing, damaged, of another kind or a newer version, or does not match the object."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: torch says so in a plain RuntimeError on a CPU and in cuBLAS."""
+    """Return whether memory ran out. On a CPU and in cuBLAS, torch reports this as a plain RuntimeError."""
     text = str(error).lower()
-    signs = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
-    told = any(sign in text for sign in signs)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and told)
+    phrases = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
+    matches = any(phrase in text for phrase in phrases)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and matches)

@@ -1,4 +1,4 @@
-"""DiffusionGenerator: codec, diffusion and classifier of ends behind `fit` and `sample`."""
+"""DiffusionGenerator: codec, diffusion model and termination classifier behind `fit` and `sample`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoi
 from synther_replay.termination import TerminationClassifier
 
 KIND = "diffusion generator"
-# Rows that are not valid are drawn again, so many times at most.
-_REPAIRS = 20
+_MAX_REDRAWS = 20  # attempts to replace non-finite rows
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """What a call of `fit` did; losses are means over the models of a stack.
+    """Result of `DiffusionGenerator.fit`; with a stack, losses are means over its models.
 
     Attributes:
-        loss: Mean training loss since the last measurement.
-        held_out_loss: Loss of the model that is kept on the rows kept out of training; None without such rows.
+        loss: Mean training loss since the last evaluation.
+        held_out_loss: Held-out loss of the kept model; None if no rows are held out.
         steps: Gradient steps taken.
-        seconds: Time it took, all included.
-        rows: Rows that were learnt from or held out.
-        from_scratch: Whether it started from nothing.
-        stopped_early: Whether it stopped before the planned steps, by patience or out of time.
-        losses: The training loss of each model.
-        held_out_losses: The held-out loss of each model, the lowest that was measured: that model is kept.
+        seconds: Total time of the fit.
+        rows: Number of rows, training and held-out together.
+        from_scratch: Whether training started from new weights.
+        stopped_early: Whether training stopped before the planned steps, by patience or by the time limit.
+        losses: Training loss of each model.
+        held_out_losses: Lowest held-out loss of each model; the weights with this loss are kept.
     """
 
     loss: float
@@ -59,28 +58,28 @@ class FitReport:
 
 
 class DiffusionGenerator:
-    """Learns the distribution of transitions and generates more of them.
+    """Diffusion model of transitions: fit it to real ones, then generate new ones.
 
     >>> import gymnasium as gym, torch
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (1,)))
-    >>> some = Transitions(spec, torch.rand(500, spec.dim).round())
+    >>> real = Transitions(spec, torch.rand(500, spec.dim).round())
     >>> generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=20), device="cpu")
-    >>> generator.fit(some).steps
+    >>> generator.fit(real).steps
     20
     >>> len(generator.sample(1_000))
     1000
 
     Args:
         spec: Layout of the transitions.
-        config: Settings; None for `GeneratorConfig.fast()` on a GPU and `GeneratorConfig.tiny()` on a CPU.
-        device: "auto" for the GPU if there is one, or a torch device.
-        seed: The same seed and the same calls give the same rows on the same device.
-        stack: Number of independent models, trained and sampled side by side; with more than one, all transitions
-            have a leading axis of that size. They share their fate: training goes on until the last of them is out
-            of patience, and if one diverges the fit of all is undone.
+        config: Settings. None: `GeneratorConfig.fast()` on a GPU, `GeneratorConfig.tiny()` on a CPU.
+        device: A torch device, or "auto": the GPU if there is one, else the CPU.
+        seed: Random seed. Results are deterministic for the same seed, calls and device.
+        stack: Number of independent models trained and sampled in parallel. With more than one, all transitions have
+            a leading axis of that size. Training continues until every model has run out of patience; if one model
+            diverges, the fit of all is undone.
     """
 
-    min_rows = 32  # fewer rows than this make no distribution to learn
+    min_rows = 32  # minimum number of rows for `fit`
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class DiffusionGenerator:
         seed: int = 0,
         stack: int = 1,
     ) -> None:
-        """Build untrained models."""
+        """Build the untrained models."""
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
         self.spec = spec
@@ -103,11 +102,11 @@ class DiffusionGenerator:
         self.config = config
         self.seed = whole_number("seed", seed, least=0)
         self.stack = whole_number("stack", stack)
-        self.rejected = 0  # generated rows that were thrown away, in total
+        self.rejected = 0  # total number of generated rows rejected as non-finite
         self._draws = 0
         self._fitted = False
         self._codec = self._new_codec()
-        self._ends: TerminationClassifier | None = None
+        self._termination: TerminationClassifier | None = None
         self._build_models()
 
     @property
@@ -130,20 +129,19 @@ class DiffusionGenerator:
         from_scratch: bool | None = None,
         progress: bool | None = None,
     ) -> FitReport:
-        """Learn from transitions; if it raises, the generator is as it was.
+        """Fit the model to transitions. If it raises, the generator is unchanged.
 
         Args:
-            transitions: Real transitions; with a stack, ``(stack, n)`` of them.
-            steps: Gradient steps instead of the configured number, rounded up to a multiple of `average_every`.
-            max_seconds: Time limit for the training steps instead of the configured one; a classifier of ends
-                comes on top.
-            from_scratch: Whether to forget the last model; None as configured, and always for the first fit.
-            progress: Whether to show a progress bar; None shows it in a terminal only.
+            transitions: Real transitions, rows ``(n, dim)``; with a stack, ``(stack, n, dim)``.
+            steps: Gradient steps, rounded up to a multiple of `average_every`. None: as configured.
+            max_seconds: Time limit of the training steps, without the termination classifier. None: as configured.
+            from_scratch: Whether to start from new weights. None: as configured. The first fit always does.
+            progress: Whether to show a progress bar. None: only in a terminal.
 
         Raises:
-            TypeError: Not `Transitions`.
-            ValueError: Another spec, another stack, too few rows, or rows that are not finite.
-            DivergedError: The loss, or a weight of the classifier of ends, became NaN or infinite.
+            TypeError: `transitions` is not a `Transitions`.
+            ValueError: Wrong spec or stack size, too few rows, or non-finite values.
+            DivergedError: The loss or a weight of the termination classifier became non-finite.
         """
         begun = time.monotonic()
         rows = self._checked(transitions)
@@ -164,14 +162,14 @@ class DiffusionGenerator:
         codec = self._new_codec()
         codec.fit(rows)
         train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
-        before = self._codec, self._ends, self._fitted
+        before = self._codec, self._termination, self._fitted
         try:
-            with self._trainer.undone_on_failure():
+            with self._trainer.rollback_on_error():
                 result = self._train(train, held_out, plan, progress)
-                self._codec, self._ends, self._fitted = codec, self._classify_ends(codec, rows), True
+                self._codec, self._termination, self._fitted = codec, self._fit_termination(codec, rows), True
                 self._load_sampler()
         except BaseException:
-            self._codec, self._ends, self._fitted = before
+            self._codec, self._termination, self._fitted = before
             self._load_sampler()
             raise
         held = result.held_out_loss
@@ -191,31 +189,31 @@ class DiffusionGenerator:
     def sample(self, n: int) -> Transitions:
         """Generate `n` transitions (per model of a stack) on the generator's device.
 
-        Rows that are not finite are counted in `rejected` and drawn again.
+        Non-finite rows are counted in `rejected` and drawn again.
 
         Raises:
-            NotFittedError: Before the first `fit` or `load`.
-            GenerationError: Too many rows were rejected to fill the request.
+            NotFittedError: Called before the first `fit` or `load`.
+            GenerationError: Rows were still non-finite after 20 attempts.
         """
         n = whole_number("n", n)
         if not self._fitted:
             raise NotFittedError("generator: call fit or load before sample")
         rows = torch.empty(self.stack, n, self.spec.dim, dtype=torch.float32, device=self.device)
-        wanting = self._generate_into(rows)
-        for _ in range(_REPAIRS):
-            missing = int(wanting.sum(1).max())
+        invalid = self._generate_into(rows)
+        for _ in range(_MAX_REDRAWS):
+            missing = int(invalid.sum(1).max())
             if missing == 0:
                 break
-            self._repair(rows, wanting, missing)
-        if bool(wanting.any()):
+            self._redraw(rows, invalid, missing)
+        if bool(invalid.any()):
             raise GenerationError(
-                f"generator: after {_REPAIRS} repairs {int(wanting.sum())} of {n * self.stack} rows are still not "
-                "valid; fit longer or look at the data"
+                f"generator: {int(invalid.sum())} of {n * self.stack} rows are still non-finite after {_MAX_REDRAWS} "
+                "redraws; train for more steps or check the data"
             )
         return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
 
     def to(self, device: torch.device | str) -> DiffusionGenerator:
-        """Move to another device, in place."""
+        """Move to another device in place and return self."""
         device = resolve_device(device)
         if device != self.device:
             state = self.state_dict()
@@ -225,15 +223,15 @@ class DiffusionGenerator:
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one file; see `checkpoint`."""
+        """Write a checkpoint of the complete state to one file."""
         save_checkpoint(path, KIND, self.state_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "auto") -> DiffusionGenerator:
-        """Rebuild a saved generator, on any device.
+        """Load a generator from a checkpoint, on any device.
 
         Raises:
-            CheckpointError: The file is damaged, foreign, or of a newer version.
+            CheckpointError: The file is missing, damaged, not a generator, or of a newer format version.
         """
         state = load_checkpoint(path, KIND)
         try:
@@ -242,11 +240,11 @@ class DiffusionGenerator:
             generator = cls(spec, config, device=device, seed=state["seed"], stack=state["stack"])
             generator.load_state_dict(state)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"path: {path} does not describe a generator of this release ({error!r})") from error
+            raise CheckpointError(f"path: {path} is not a valid {KIND} of this version ({error!r})") from error
         return generator
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that the next `fit` or `sample` depends on."""
+        """Return a copy of the complete state."""
         return {
             "spec": self.spec.to_json(),
             "config": self.config.to_json(),
@@ -256,16 +254,16 @@ class DiffusionGenerator:
             "rejected": self.rejected,
             "fitted": self._fitted,
             "codec": self._codec.state_dict(),
-            "ends": None if self._ends is None else self._ends.state_dict(),
+            "ends": None if self._termination is None else self._termination.state_dict(),
             "trainer": self._trainer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Restore a `state_dict`.
 
-        A state of another spec, network, stack or `predict_terminated` is refused and changes nothing.
+        A state with another spec, network, stack or `predict_terminated` raises `CheckpointError` and changes nothing.
         """
-        mine = {
+        expected = {
             "spec": self.spec.to_json(),
             "network": vars(self._trainer.shape),
             "predict_terminated": self.config.predict_terminated,
@@ -273,7 +271,7 @@ class DiffusionGenerator:
         }
         try:
             config = GeneratorConfig.from_json(state["config"])
-            theirs = {
+            got = {
                 "spec": state["spec"],
                 "network": vars(config.network(self._codec.code_dim)),
                 "predict_terminated": config.predict_terminated,
@@ -283,30 +281,32 @@ class DiffusionGenerator:
             fitted = bool(state["fitted"])
             codec = self._new_codec()
             codec.load_state_dict(state["codec"], self.device)
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise CheckpointError(f"state: {name} is {theirs[name]}, this generator has {value}")
+            for name, value in expected.items():
+                if got[name] != value:
+                    raise CheckpointError(f"state: {name}: got {got[name]}, expected {value}")
             if fitted and not codec.statistics:
-                raise CheckpointError("state: it is fitted but has no statistics")
-            ends = None
+                raise CheckpointError("state: a fitted generator must have codec statistics, got none")
+            termination = None
             if fitted and config.predict_terminated:
-                ends = TerminationClassifier.from_state(state["ends"], self.stack, codec.code_dim - 2, self.device)
+                termination = TerminationClassifier.from_state(
+                    state["ends"], self.stack, codec.code_dim - 2, self.device
+                )
             self._trainer.load_state_dict(state["trainer"])
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"state: it does not describe a generator of this release ({error!r})") from error
-        self._codec, self._ends, self._fitted = codec, ends, fitted
+            raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
+        self._codec, self._termination, self._fitted = codec, termination, fitted
         self.seed = self._trainer.seed = seed
         self._draws, self.rejected = draws, rejected
         self._load_sampler()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and deepcopy take along: captured graphs stay behind."""
+        """State for pickle and deepcopy, without CUDA graphs."""
         return {"device": str(self.device), "spec": self.spec, "config": self.config, "state": self.state_dict()}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
-        """Rebuild, on the CPU where the device is missing."""
+        """Restore; on the CPU if the device does not exist here."""
         device, state = device_or_cpu(torch.device(pickled["device"])), pickled["state"]
         self.__init__(  # type: ignore[misc]
             pickled["spec"], pickled["config"], device=device, seed=state["seed"], stack=state["stack"]
@@ -325,8 +325,8 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
-    def _classify_ends(self, codec: TransitionCodec, rows: Tensor) -> TerminationClassifier | None:
-        """Always from scratch: it takes seconds, and old ends may be known by heart."""
+    def _fit_termination(self, codec: TransitionCodec, rows: Tensor) -> TerminationClassifier | None:
+        """Fit the termination classifier, always from scratch: a warm start may have memorised old terminations."""
         if not self.config.predict_terminated:
             return None
         return TerminationClassifier.fit(
@@ -340,48 +340,50 @@ class DiffusionGenerator:
         self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
 
     def _checked(self, transitions: Transitions) -> Tensor:
-        """Rows ``(stack, n, dim)`` on the device, after everything that can be wrong with them."""
+        """Validate transitions and return rows ``(stack, n, dim)`` on the device."""
         if not isinstance(transitions, Transitions):
             raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
         if transitions.spec != self.spec:
-            raise ValueError(f"transitions: their spec differs from the generator's, {transitions.spec.to_json()}")
+            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         rows = transitions.rows.detach().to(self.device)
         rows = rows[None] if rows.ndim == 2 else rows
         if rows.ndim != 3 or rows.shape[0] != self.stack:
-            raise ValueError(f"transitions: expected rows of {self.stack} runs, got shape {tuple(rows.shape)}")
+            raise ValueError(
+                f"transitions: expected rows of shape ({self.stack}, n, {self.spec.dim}), got {tuple(rows.shape)}"
+            )
         if rows.shape[1] < self.min_rows:
             raise ValueError(f"transitions: expected at least {self.min_rows} rows to fit, got {rows.shape[1]}")
         transitions.check()
         return rows
 
     def _generate_into(self, rows: Tensor) -> Tensor:
-        """Fill rows ``(stack, n, dim)`` and say which of them are not valid, bool ``(stack, n)``."""
+        """Fill rows ``(stack, n, dim)``; return which of them are non-finite, bool ``(stack, n)``."""
         invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=self.device)
 
         def write(start: int, codes: Tensor) -> None:
             here = slice(start, start + codes.shape[1])
             rows[:, here], valid = self._codec.decode(codes)
             invalid[:, here] = ~valid
-            if self._ends is not None:  # they are told by the rows as they will be seen, not by the codes before
-                seen = self._codec.features(self._codec.encode(rows[:, here]))
-                rows[:, here, self.spec.terminated] = self._ends.draw(seen, chance)[..., None]
+            if self._termination is not None:  # classify the decoded rows, which were clipped and rounded
+                features = self._codec.features(self._codec.encode(rows[:, here]))
+                rows[:, here, self.spec.terminated] = self._termination.draw(features, rng)[..., None]
 
         self._draws += 1
-        chance = generator_for(self.device, self.seed, 6, self._draws)
+        rng = generator_for(self.device, self.seed, 6, self._draws)
         with torch.autocast(self.device.type, enabled=False):
             self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
         self.rejected += int(invalid.sum())
         return invalid
 
-    def _repair(self, rows: Tensor, wanting: Tensor, count: int) -> None:
-        """Draw `count` more rows per model and put the valid ones where rows are wanting."""
+    def _redraw(self, rows: Tensor, invalid: Tensor, count: int) -> None:
+        """Generate `count` more rows per model and replace invalid rows by the valid ones among them."""
         spare = rows.new_empty(self.stack, count, self.spec.dim)
-        unusable = self._generate_into(spare)
+        spare_invalid = self._generate_into(spare)
         for m in range(self.stack):
-            places = wanting[m].nonzero()[:, 0]
-            usable = spare[m, ~unusable[m]][: len(places)]
-            rows[m, places[: len(usable)]] = usable
-            wanting[m, places[: len(usable)]] = False
+            positions = invalid[m].nonzero()[:, 0]
+            valid = spare[m, ~spare_invalid[m]][: len(positions)]
+            rows[m, positions[: len(valid)]] = valid
+            invalid[m, positions[: len(valid)]] = False
 
     def _new_codec(self) -> TransitionCodec:
         config = self.config

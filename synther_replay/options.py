@@ -1,4 +1,4 @@
-"""The options that all adapters take under the same names, and the source of synthetic rows made of them."""
+"""SourceOptions: the options shared by all adapters, and the `SyntheticSource` built from them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from synther_replay.replay.source import SyntheticSource
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a user may say about the synthetic rows, checked where it comes in.
+    """Validated options of the synthetic part of a buffer.
 
     Attributes:
-        real_ratio: Share of each batch that is real; 1 is plain replay.
-        generator: Settings of a diffusion model, or a generator of another kind; None as fits the device.
-        schedule: When to refit and how many rows to generate; None as fits the device.
-        synthetic_capacity: Most synthetic rows to hold.
-        seed: Of generator and sampling order; None takes the one that `torch.manual_seed` was last called with.
+        real_ratio: Share of real rows in each batch; 1 is plain replay.
+        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: the device's default preset.
+        schedule: When to refit and how many rows to generate. None: the device's default.
+        synthetic_capacity: Maximum number of synthetic rows.
+        seed: Seed of generator and sampling order. None: the seed last passed to `torch.manual_seed`.
     """
 
     real_ratio: float = 0.5
@@ -35,7 +35,7 @@ class SourceOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all fields."""
         check_real_ratio(self.real_ratio)
         if not isinstance(self.generator, GeneratorConfig | Generator | None):
             raise TypeError(
@@ -50,8 +50,8 @@ class SourceOptions:
     def build(
         self, real: RealTransitions, spec: TransitionSpec, device: torch.device | str | None = None
     ) -> SyntheticSource:
-        """A source of synthetic rows on a device; None takes the one of the generator, or the CPU."""
-        assert self.seed is not None  # since __post_init__
+        """Build the source on a device; None: the device of the generator, or the CPU."""
+        assert self.seed is not None  # set in __post_init__
         generator = self.generator
         if generator is None or isinstance(generator, GeneratorConfig):
             generator = DiffusionGenerator(spec, generator, device=resolve_device(device or "cpu"), seed=self.seed)

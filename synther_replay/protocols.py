@@ -1,12 +1,12 @@
-"""What the buffer asks of its parts.
+"""Interfaces of the real buffer and the generator.
 
-The loop that the buffer runs over them::
+The buffer uses them like this::
 
-    real.add(transitions)                      # the caller, through SyntheticReplayBuffer.add
+    real.add(transitions)                      # in SyntheticReplayBuffer.add
     if schedule.is_due(...):
         generator.fit(real.transitions())
         store.replace(generator.sample(n))
-    batch = real.sample(k) and store.sample(rest)
+    batch = mix(real.sample(k), store.sample(batch_size - k))
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from synther_replay.data.transitions import Transitions
 
 @runtime_checkable
 class RealTransitions(Protocol):
-    """Real transitions that a generator can learn from."""
+    """Real transitions to fit a generator to."""
 
     def transitions(self) -> Transitions:
-        """Everything that is held."""
+        """Return all transitions."""
 
     def __len__(self) -> int:
         """Number of transitions held."""
@@ -29,36 +29,36 @@ class RealTransitions(Protocol):
 
 @runtime_checkable
 class RealBuffer(RealTransitions, Protocol):
-    """Any replay buffer of real transitions."""
+    """A replay buffer of real transitions."""
 
     def add(self, transitions: Transitions) -> None:
-        """Take in new transitions."""
+        """Add transitions."""
 
     def sample(self, n: int) -> Transitions:
-        """Draw `n` transitions by the buffer's own rule; the caller may keep and change them."""
+        """Draw `n` transitions by the buffer's own sampling rule; the caller may modify them."""
 
 
 @runtime_checkable
 class Generator(Protocol):
-    """Anything that can learn a distribution of transitions and draw from it.
+    """A generative model of transitions.
 
-    `fit` either succeeds or raises and leaves the generator as it was. A diffusion model is the one that this library
-    brings; a Gaussian, a VAE or a simulator with noise does as well.
+    `fit` must either succeed, or raise and leave the generator unchanged. `DiffusionGenerator` is the implementation of
+    this library; any other model (Gaussian, VAE, learned dynamics) can be used instead.
     """
 
     def fit(self, transitions: Transitions) -> Any:
-        """Learn from real transitions; what it returns is kept as the report of the refit."""
+        """Fit to real transitions; the return value is stored in `RefitReport.fit`."""
 
     def sample(self, n: int) -> Transitions:
-        """Draw `n` transitions; all of them finite and within the spec."""
+        """Generate `n` transitions, all finite and within the bounds of the spec."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A part that a checkpoint can hold: a tree of dicts, lists, tensors and plain JSON values."""
+    """An object that a checkpoint can hold: its state is a tree of dicts, lists, tensors and JSON values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the state."""
+        """Return a copy of the state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state; on an unfit state raise and change nothing."""
+        """Restore a state; on a mismatch raise and change nothing."""

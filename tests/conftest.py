@@ -1,4 +1,4 @@
-"""Settings and small helpers that several test files share."""
+"""Shared settings and fixtures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 
-# The tests compute on matrices so small that threads cost more than they bring, above all where tests run in parallel.
+# The tests use small matrices, for which threads are slower, above all when tests run in parallel.
 torch.set_num_threads(1)
 
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 def call_main(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[Any, str, str]]:
-    """Calls the `main` of a program with arguments; gives its exit status, output and errors."""
+    """Calls the `main` of a program with arguments; returns exit status, stdout and stderr."""
 
     def call(main: Callable[[], Any], script: str, *arguments: Any) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
@@ -40,7 +40,7 @@ def call_main(
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Fills the disk: from then on no file can be written in one step, until it is called with `full=False`."""
+    """Simulates a full disk: atomic writes fail until it is called with `full=False`."""
     genuine = os.fsync
 
     def no_room(_: int) -> None:
@@ -51,7 +51,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def precision_restored() -> Iterator[None]:
-    """How floats are multiplied may be chosen by the test."""
+    """Restores the float32 matmul precision after the test."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -59,7 +59,7 @@ def precision_restored() -> Iterator[None]:
 
 @pytest.fixture
 def tensor_cores(precision_restored: None) -> None:
-    """Floats may be multiplied with less than full precision, as the benchmarks have it on a GPU."""
+    """Allows reduced matmul precision, as the benchmarks do on a GPU."""
     torch.set_float32_matmul_precision("high")
 
 
@@ -77,7 +77,7 @@ def spec() -> TransitionSpec:
 
 @pytest.fixture(scope="session")
 def numbered(spec: TransitionSpec) -> Callable[..., Transitions]:
-    """Makes n transitions whose rewards count up from `first`; the other fields follow from that number."""
+    """Makes n transitions whose rewards count up from `first`; the other fields are functions of the reward."""
 
     def make(n: int, first: int = 0) -> Transitions:
         x = torch.arange(first, first + n, dtype=torch.float32)
@@ -88,13 +88,13 @@ def numbered(spec: TransitionSpec) -> Callable[..., Transitions]:
 
 
 class FakeGenerator:
-    """Stands for a diffusion model: the reward of its rows is minus the number of fits, column 0 counts its rows."""
+    """Fake generator: the reward of a row is minus the number of fits, column 0 is the number of the row."""
 
     def __init__(self, spec: TransitionSpec) -> None:
         self.spec = spec
         self.fits = self.drawn = 0
         self.learnt: list[int] = []  # rows of each fit
-        self.during_fit: Callable[[], Any] = lambda: None  # called in the middle of it
+        self.during_fit: Callable[[], Any] = lambda: None  # called during `fit`
         self.during_sample: Callable[[], Any] = lambda: None
 
     def fit(self, transitions: Transitions) -> str:
@@ -120,7 +120,7 @@ class FakeGenerator:
 
 @pytest.fixture
 def fake(spec: TransitionSpec) -> FakeGenerator:
-    """A generator whose rows say which fit they come from."""
+    """A generator whose rows identify the fit that they come from."""
     return FakeGenerator(spec)
 
 

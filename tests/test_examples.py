@@ -1,4 +1,4 @@
-"""The examples run, with tiny budgets, as a user starts them."""
+"""The examples run with tiny budgets."""
 
 import os
 import subprocess
@@ -22,22 +22,23 @@ def test_every_example_is_run_here():
     assert all(f"examples/{name}" in Path(__file__).read_text() for name in programs), programs
 
 
-def test_upsample_prints_its_table_and_draws_its_picture(tmp_path):
-    picture = tmp_path / "marginals.png"
-    printed = run("examples/upsample.py", "--rows", "300", "--steps", "30", "--out", str(picture))
+def test_upsample_prints_fidelity_and_plots_marginals(tmp_path):
+    figure = tmp_path / "marginals.png"
+    printed = run("examples/upsample.py", "--rows", "300", "--steps", "30", "--out", str(figure))
     assert "generated 3,000 transitions" in printed
     assert "marginal" in printed
     assert "memorisation" in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_demo_compares_both_buffers_and_draws_both_pictures(tmp_path):
+def test_the_demo_compares_both_buffers_and_plots(tmp_path):
     budget = ("--steps", "402", "--every", "201", "--seeds", "1", "--updates", "1", "--jobs", "1")
     printed = run("examples/sb3_pendulum.py", *budget, "--out", str(tmp_path))
     assert printed.count("SAC + SynthER  seed") == 2
     assert "| steps | SAC | SAC + SynthER |" in printed
     assert "| 402 | -" in printed
-    assert "marginal " in printed  # so a refit took place
+    assert "SynthER refit 1 at step 4" in printed
+    assert "marginal " in printed
     for name in ("curves.png", "marginals.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 

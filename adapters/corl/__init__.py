@@ -1,4 +1,4 @@
-"""CORL: its replay buffer with the same constructor and methods, and `upsample`."""
+"""CORL: a drop-in `ReplayBuffer` with the additional method `upsample`."""
 
 from synther_replay.adapters.corl.buffer import ReplayBuffer
 

@@ -1,6 +1,6 @@
-"""A drop-in `ReplayBuffer` for the single-file algorithms of CORL, upsampled by one more line.
+"""A drop-in `ReplayBuffer` for the single-file algorithms of CORL.
 
-Each of CORL's files holds a class of that name; this one imported in its place is the whole change::
+Replace the class `ReplayBuffer` of a CORL file by this import and add one line::
 
     from synther_replay.adapters.corl import ReplayBuffer
 
@@ -8,8 +8,8 @@ Each of CORL's files holds a class of that name; this one imported in its place 
     replay_buffer.load_d4rl_dataset(dataset)
     replay_buffer.upsample(5_000_000)  # the added line
 
-It fits every file whose buffer has `load_d4rl_dataset` and batches of five: not Cal-QL (returns to go), ReBRAC (JAX,
-next actions) and the Decision Transformer (sequences).
+It works with every file whose buffer has `load_d4rl_dataset` and batches of five fields. Not supported: Cal-QL
+(returns-to-go), ReBRAC (JAX, next actions) and Decision Transformer (sequences).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from synther_replay.adapters.corl import d4rl as _d4rl
+from synther_replay.adapters.corl import d4rl
 from synther_replay.common.checks import whole_number
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -43,10 +43,10 @@ _NEVER = RetrainSchedule(every=sys.maxsize, start=sys.maxsize)
 
 
 class ReplayBuffer:
-    """CORL's replay buffer, whose batches are synthetic, or partly so, from `upsample` on.
+    """CORL's replay buffer with synthetic rows in its batches after `upsample`.
 
-    Before that, and with ``real_ratio=1.0``, they are those of CORL's own buffer: the same rows in the same order for
-    the same state of `numpy.random`.
+    Before `upsample`, and with ``real_ratio=1.0``, batches are identical to those of CORL's own buffer for the same
+    state of `numpy.random`.
 
     >>> data = {"observations": np.random.rand(100, 3), "actions": np.random.rand(100, 1), "rewards": np.zeros(100)}
     >>> data |= {"next_observations": np.random.rand(100, 3), "terminals": np.zeros(100)}
@@ -58,19 +58,20 @@ class ReplayBuffer:
     [(8, 3), (8, 1), (8, 1), (8, 3), (8, 1)]
 
     Args:
-        state_dim: Columns of a state.
-        action_dim: Columns of an action.
-        buffer_size: Most real transitions to hold; memory is allocated as it fills.
-        device: Where rows, generator and batches live.
-        real_ratio: Share of each batch that is real. 0: only synthetic rows, as the paper does offline; 1: only real.
-        generator: Settings of a diffusion model, or a generator of another kind; None as fits the device: on a GPU
-            `GeneratorConfig.offline()`, with a schedule `fast()`, and on a CPU `tiny()`.
-        schedule: When to refit by itself, in `sample`, while `add_transition` brings new rows; None: never.
-        synthetic_capacity: Most synthetic rows to hold (for a moment twice as many, when replaced); None: no limit.
-        max_action: Actions lie from minus this to this. None: in the range of the real ones, and when that has
-            changed the next `upsample` begins with a new model. A schedule needs it.
-        seed: Of generator and mixing; None takes the one that `torch.manual_seed` was last called with. CORL's files
-            seed torch only after they load the data, so without it their runs do not repeat.
+        state_dim: Dimension of a state.
+        action_dim: Dimension of an action.
+        buffer_size: Maximum number of real transitions; memory is allocated as the buffer fills.
+        device: Device of rows, generator and batches.
+        real_ratio: Share of real rows in each batch. 0: only synthetic rows, as in the paper's offline results; 1: only
+            real rows.
+        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: on a GPU
+            `GeneratorConfig.offline()`, or `fast()` if there is a schedule; on a CPU `tiny()`.
+        schedule: When `sample` refits by itself while `add_transition` adds rows; None: never. Requires `max_action`.
+        synthetic_capacity: Maximum number of synthetic rows; a refit briefly holds twice as many. None: no limit.
+        max_action: Actions are in [-max_action, max_action]. None: the range of the real actions; if that range has
+            changed, the next `upsample` trains a new model.
+        seed: Seed of generator and mixing. None: the seed last passed to `torch.manual_seed`. Set it in CORL's files,
+            which seed torch only after they load the data.
     """
 
     def __init__(
@@ -99,14 +100,17 @@ class ReplayBuffer:
         self._options = SourceOptions(real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed)
         own = getattr(generator, "spec", None)
         if own is not None and (own.observation_dim, own.action_dim) != self._shape:
-            raise ValueError(f"generator: its spec has not {state_dim} state and {action_dim} action columns")
+            raise ValueError(
+                f"generator: got a spec with {own.observation_dim} state and {own.action_dim} action dimensions, "
+                f"expected {state_dim} and {action_dim}"
+            )
         if schedule is not None and own is None and max_action is None:
-            raise ValueError("max_action: a schedule needs it, actions yet to come may leave the range seen so far")
+            raise ValueError("max_action: required with a schedule, because new actions may exceed the range so far")
         self._source: SyntheticSource | None = None
         if schedule is not None:
             self._source = self._source_for(self._ring.transitions())
-        self._endless = False  # whether synthetic rows are replaced when used up
-        self._used = 0  # of the synthetic rows held
+        self._endless = False  # whether to regenerate the synthetic rows once all were drawn
+        self._used = 0  # synthetic rows drawn since they were generated
         self._state_scale: tuple[Tensor, Tensor] | None = None
         self._reward_scale = 1.0, 0.0
 
@@ -115,43 +119,43 @@ class ReplayBuffer:
         return len(self._ring)
 
     def __repr__(self) -> str:
-        """Sizes, ratio and place."""
+        """Sizes, ratio and device."""
         sizes = f"{len(self)} of {self._ring.capacity} real, {len(self._source.store) if self._source else 0} synthetic"
         return f"ReplayBuffer({sizes}, real_ratio={self._options.real_ratio}, device={str(self._ring.device)!r})"
 
     @property
     def synthetic(self) -> Transitions | None:
-        """The synthetic rows that are held, as they were generated; None while there are none."""
+        """The synthetic rows without normalisation; None if there are none."""
         if self._source is None or not len(self._source.store):
             return None
         return Transitions(self._source.spec, self._source.store.rows)
 
     def load_d4rl_dataset(self, data: Mapping[str, Any]) -> None:
-        """Take in a data set as `d4rl.qlearning_dataset` gives it, once, into an empty buffer.
+        """Load a data set in the format of `d4rl.qlearning_dataset` into the empty buffer.
 
         Args:
             data: ``observations`` and ``next_observations`` ``(n, state_dim)``, ``actions`` ``(n, action_dim)``,
                 ``rewards`` and ``terminals`` ``(n,)`` or ``(n, 1)``.
 
         Raises:
-            ValueError: The buffer is not empty or too small, or the data are not as said; nothing is loaded.
+            ValueError: The buffer is not empty or too small, or the data are invalid. Nothing is loaded.
         """
         if len(self):
-            raise ValueError(f"buffer: expected an empty one, it holds {len(self)} transitions")
+            raise ValueError(f"buffer: expected an empty buffer, it holds {len(self)} transitions")
         transitions = self._checked(data)
         if len(transitions) > self._ring.capacity:
-            raise ValueError(f"data: {len(transitions)} transitions are more than buffer_size={self._ring.capacity}")
+            raise ValueError(f"data: {len(transitions)} transitions exceed buffer_size={self._ring.capacity}")
         self._add(transitions)
 
     def add_transition(self, state: Any, action: Any, reward: Any, next_state: Any, done: Any) -> None:
-        """Add one transition while fine-tuning; the oldest gives way when the buffer is full.
+        """Add one transition (online fine-tuning); a full buffer overwrites the oldest.
 
         Args:
             state: ``(state_dim,)``.
             action: ``(action_dim,)``.
             reward: A number.
             next_state: ``(state_dim,)``.
-            done: Whether the task ended the episode; a time limit is no end.
+            done: Whether the task ended the episode; False at a time limit.
         """
         values = state, action, reward, next_state, done
         parts = [np.asarray(value, np.float32) for value in values]
@@ -159,19 +163,19 @@ class ReplayBuffer:
         plain = [part.shape for part in parts] == [self._shape[:1], self._shape[1:], (), self._shape[:1], ()]
         if plain and self._max_action is None and np.isfinite(row).all() and row[-1] in (0, 1):
             self._add(Transitions(self._ring.spec, torch.from_numpy(row)[None]))
-            return  # what a loop calls at every step; anything unusual is looked at closely
-        self._add(self._checked({key: np.asarray(value)[None] for key, value in zip(_d4rl.KEYS, values, strict=True)}))
+            return  # fast path without further checks
+        self._add(self._checked({key: np.asarray(value)[None] for key, value in zip(d4rl.KEYS, values, strict=True)}))
 
     def sample(self, batch_size: int) -> list[Tensor]:
-        """A batch of which exactly ``round(real_ratio * batch_size)`` rows are real, all of them before `upsample`.
+        """Draw a batch with exactly ``round(real_ratio * batch_size)`` real rows (all rows before `upsample`).
 
         Returns:
             ``[states, actions, rewards, next_states, dones]``, float32 on the device, rewards and dones ``(n, 1)``.
         """
         rows = self._draw(whole_number("batch_size", batch_size))
-        # Copies, as CORL's are: changing one in place must not look to autograd like a change of the others.
+        # Copies, as in CORL: modifying one field in place must not invalidate the others for autograd.
         states, actions, rewards, next_states, dones = (
-            part.clone(memory_format=torch.contiguous_format) for part in _d4rl.split(self._ring.spec, rows)
+            part.clone(memory_format=torch.contiguous_format) for part in d4rl.split(self._ring.spec, rows)
         )
         if self._state_scale is not None:
             mean, std = self._state_scale
@@ -181,47 +185,50 @@ class ReplayBuffer:
         return [states, actions, rewards, next_states, dones]
 
     def upsample(self, n: int) -> RefitReport:
-        """Fit the generator to the real rows and generate `n` synthetic ones, which replace earlier ones.
+        """Fit the generator to the real rows and replace the synthetic rows by `n` new ones.
 
-        With `n` above `synthetic_capacity` no more than that are held; whenever as many rows have been drawn as are
-        held, all are replaced by newly generated ones. This goes on beyond `n`: an endless supply in bounded memory.
+        If `n` exceeds `synthetic_capacity`, the buffer holds `synthetic_capacity` rows and regenerates all of them
+        whenever that many rows have been drawn, without an upper limit.
 
         Raises:
-            ValueError: There are no real rows, or too few.
-            DivergedError: The fit met a loss that is not finite. After this or any fault the buffer is as before.
-            GenerationError: The generator gave rows that are no transitions.
-            MemoryError: There is no memory for so many rows.
+            ValueError: There are no or too few real rows.
+            DivergedError: The training loss became non-finite.
+            GenerationError: The generator returned invalid rows.
+            MemoryError: The rows do not fit into memory.
+
+        After an error the buffer is unchanged.
         """
         n = whole_number("n", n)
         if not len(self):
-            raise ValueError("buffer: it is empty, load a data set before upsampling")
+            raise ValueError("buffer is empty: load a data set before upsampling")
         source = self._source_for(self._ring.transitions())
         try:
             report = source.refit(n)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            remedy = "set a smaller synthetic_capacity, then rows are generated as they are used"
-            raise MemoryError(f"upsample: no memory for {min(n, source.store.capacity)} rows; {remedy}") from error
+            remedy = "set a smaller synthetic_capacity: rows are then regenerated when all were drawn"
+            count = min(n, source.store.capacity)
+            raise MemoryError(f"upsample: out of memory for {count} rows; {remedy}") from error
         self._source, self._endless, self._used = source, n > source.store.capacity, 0
         return report
 
-    def normalize_states(self, mean: Any = None, std: Any = None, eps: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
-        """From now on give all states as ``(s - mean) / std``; rows that are held or saved stay as they are.
+    def normalise_states(self, mean: Any = None, std: Any = None, eps: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
+        """Return states as ``(s - mean) / std`` from now on; stored and saved rows are not changed.
 
-        For raw data. Data that were normalised before loading, as CORL's files do, need nothing here.
+        Not needed if the data were normalised before loading, as in CORL's files.
 
         Args:
-            mean: ``(state_dim,)`` or a number; None: that of the real rows.
-            std: The same; None: that of the real rows plus `eps`.
-            eps: Keeps columns that are constant from being divided by zero.
+            mean: ``(state_dim,)`` or a number. None: the mean of the real rows.
+            std: ``(state_dim,)`` or a number. None: the standard deviation of the real rows plus `eps`.
+            eps: Avoids a division by zero for constant columns.
 
         Returns:
-            Mean and std in use, each ``(state_dim,)``, for the wrapper of the environment.
+            The mean and std in use, each ``(state_dim,)``, for the environment wrapper.
         """
         if mean is None or std is None:
             if not len(self):
-                raise ValueError("buffer: it is empty, load a data set or give mean and std")
+                raise ValueError("buffer is empty: load a data set, or pass mean and std")
             states = self._ring.transitions().rows[:, : self._shape[0]]
             measured_std, measured_mean = torch.std_mean(states, dim=0, correction=0)
             mean = measured_mean.cpu() if mean is None else mean
@@ -232,77 +239,81 @@ class ReplayBuffer:
         self._state_scale = torch.tensor(mean, device=self._ring.device), torch.tensor(std, device=self._ring.device)
         return mean, std
 
-    def normalize_rewards(self, scale: float = 1.0, shift: float = 0.0) -> None:
-        """From now on give all rewards as ``r * scale + shift``; rows that are held or saved stay as they are."""
+    def normalise_rewards(self, scale: float = 1.0, shift: float = 0.0) -> None:
+        """Return rewards as ``r * scale + shift`` from now on; stored and saved rows are not changed."""
         if not math.isfinite(scale) or not math.isfinite(shift):
             raise ValueError(f"scale and shift: expected finite numbers, got {scale!r} and {shift!r}")
         self._reward_scale = float(scale), float(shift)
 
     def save(self, path: str | os.PathLike[str], rows: int | None = None) -> None:
-        """Write synthetic rows under D4RL's keys to a file, ``.npz``, ``.hdf5`` or ``.h5``, in one step.
+        """Write synthetic rows in D4RL's format to an ``.npz``, ``.hdf5`` or ``.h5`` file, atomically.
 
         Args:
-            path: The file; whatever happens, it is there whole or as before.
-            rows: None: the rows that are held. A number, for HDF5: so many new ones, generated and written block by
-                block, so that memory does not grow with them.
+            path: The file.
+            rows: None: the synthetic rows in memory. A number (HDF5 only): that many new rows, generated and written
+                in blocks, so memory stays bounded.
         """
-        file, source = _d4rl.checked_path(path), self._source
-        if rows is not None and file.suffix not in _d4rl.HDF5:
-            raise ValueError(f"rows: new rows cannot be streamed into {file.name}, use .hdf5")
+        file, source = d4rl.checked_path(path), self._source
+        if rows is not None and file.suffix not in d4rl.HDF5:
+            raise ValueError(f"rows: streaming needs an HDF5 file, got {file.name}; use .hdf5")
         if source is None or not (len(source.store) if rows is None else source.refits):
-            raise ValueError("buffer: there is nothing to save, call upsample first")
+            raise ValueError("buffer has no synthetic rows to save: call upsample first")
         if rows is None:
-            count, blocks = len(source.store), iter(source.store.rows.split(_d4rl.BLOCK))
+            count, blocks = len(source.store), iter(source.store.rows.split(d4rl.BLOCK))
         else:
             count = whole_number("rows", rows)
-            sizes = (min(_d4rl.BLOCK, count - start) for start in range(0, count, _d4rl.BLOCK))
+            sizes = (min(d4rl.BLOCK, count - start) for start in range(0, count, d4rl.BLOCK))
             blocks = (source.generate(size).rows for size in sizes)
-        _d4rl.write(file, source.spec, count, blocks)
+        d4rl.write(file, source.spec, count, blocks)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the synthetic rows by those of a file, as `save` or anybody else wrote it; nothing is fitted.
+        """Replace the synthetic rows by those of a file in the format of `save`; nothing is fitted.
 
         Raises:
-            ValueError: The file is damaged, or its rows do not fit this buffer; nothing is changed.
+            ValueError: The file is damaged, or its rows do not match this buffer. Nothing is changed.
         """
-        file, most = _d4rl.checked_path(path), self._options.synthetic_capacity
+        file, most = d4rl.checked_path(path), self._options.synthetic_capacity
         try:
-            transitions = self._checked(_d4rl.read(file))
+            transitions = self._checked(d4rl.read(file))
             if len(transitions) > most:
-                raise ValueError(f"{len(transitions)} rows are more than synthetic_capacity={most}")
+                raise ValueError(f"{len(transitions)} rows exceed synthetic_capacity={most}")
         except (FileNotFoundError, ImportError, MemoryError):
             raise
-        except Exception as error:  # NumPy, zip and HDF5 each have their own for a damaged file
-            raise ValueError(f"path: {file} cannot be loaded: {error}") from error
+        except Exception as error:  # NumPy, zip and HDF5 raise different errors for damaged files
+            raise ValueError(f"path: cannot load {file}: {error}") from error
         source = self._source_for(transitions) if self._source is None else self._source
         source.store.replace(Transitions(source.spec, transitions.rows))
         self._source, self._endless = source, False
 
     def _draw(self, batch_size: int) -> Tensor:
-        """Rows of a batch, ``(batch_size, dim)``, for the caller to keep."""
+        """Draw the rows of a batch, ``(batch_size, dim)``; the caller owns them."""
         source, drawn = self._source, None
         if source is not None:
             if self._endless and self._used >= len(source.store):
-                self._renew(source)
+                self._regenerate(source)
             drawn = source.draw(batch_size)
         count = batch_size if drawn is None else len(drawn[1])
         self._used += batch_size - count
         if drawn is not None and not count:
             return drawn[0].rows
         if not len(self):
-            raise ValueError("buffer: it is empty, load a data set before sampling")
-        index = np.random.randint(0, len(self), size=count)  # NumPy's global generator, because CORL's buffer uses it
+            raise ValueError("buffer is empty: load a data set before sampling")
+        index = np.random.randint(0, len(self), size=count)  # the global random state, as in CORL's buffer
         real = self._ring.rows_at(torch.from_numpy(index).to(self._ring.device))
         return real if drawn is None else drawn[0].rows.index_copy_(0, drawn[1], real)
 
-    def _renew(self, source: SyntheticSource) -> None:
-        """Replace the rows that are held by new ones of the same model; keep them where that fails."""
+    def _regenerate(self, source: SyntheticSource) -> None:
+        """Replace the synthetic rows by new ones of the same model; keep them if that fails."""
         try:
             source.store.replace(source.generate(len(source.store)))
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, GenerationError) or is_out_of_memory(error)):
                 raise
-            warnings.warn(f"no new rows, keeping the ones held: {error}", RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"generating new synthetic rows failed, keeping the previous {len(source.store)}: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self._used = 0
 
     def _add(self, transitions: Transitions) -> None:
@@ -311,23 +322,23 @@ class ReplayBuffer:
             self._source.steps += len(transitions)
 
     def _checked(self, data: Mapping[str, Any]) -> Transitions:
-        """A data set as transitions; what cannot be one is refused."""
-        transitions: Transitions = _d4rl.pack(self._ring.spec, data)
+        """Convert a data set to transitions and validate it."""
+        transitions: Transitions = d4rl.pack(self._ring.spec, data)
         if self._max_action is not None:
             furthest = float(transitions.actions.abs().max())
             if furthest > np.float32(self._max_action):
-                raise ValueError(f"actions: expected at most max_action={self._max_action}, got {furthest}")
+                raise ValueError(f"actions: expected magnitudes up to max_action={self._max_action}, got {furthest}")
         return transitions
 
     def _per_column(self, name: str, values: Any) -> np.ndarray:
-        """One finite number for each column of a state, ``(state_dim,)``."""
+        """Broadcast to one finite number per state dimension, ``(state_dim,)``."""
         array = np.asarray(values, np.float32)
         if array.shape not in ((), self._shape[:1]) or not np.isfinite(array).all():
             raise ValueError(f"{name}: expected a finite number or {self._shape[0]} of them, got {values!r}")
         return np.broadcast_to(array, self._shape[:1]).copy()
 
     def _source_for(self, real: Transitions) -> SyntheticSource:
-        """The source of synthetic rows like these: the present one, or a new one where the spec has changed."""
+        """Return the current source, or a new one if the spec has changed."""
         spec = getattr(self._options.generator, "spec", None)
         if spec is None and self._max_action is not None:
             spec = self._spec(self._max_action)
@@ -347,13 +358,13 @@ class ReplayBuffer:
 
 
 def _fitted_once(device: torch.device) -> GeneratorConfig | None:
-    """Settings for a model that no refit will follow, so that it may take its time where time is cheap."""
+    """Default settings of a model that is fitted once."""
     return GeneratorConfig.offline() if device.type == "cuda" else None
 
 
 @dataclass(frozen=True)
 class _Real:
-    """The real rows, under the spec that the generator learns."""
+    """The real rows with the spec of the generator."""
 
     spec: TransitionSpec
     ring: RingBuffer

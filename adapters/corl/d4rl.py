@@ -1,4 +1,4 @@
-"""Transitions under the keys of D4RL: taken from a data set, written to files and read from them."""
+"""D4RL's format: conversion to transitions, file reading and writing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from torch import Tensor
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.persistence.atomic import replacing
 
-KEYS = ("observations", "actions", "rewards", "next_observations", "terminals")  # in the order of a row's columns
+KEYS = ("observations", "actions", "rewards", "next_observations", "terminals")  # in the order of the row's columns
 HDF5 = (".hdf5", ".h5")
-BLOCK = 65_536  # rows that are written to HDF5 at a time
-_CHUNK = 4_096  # rows under one checksum there
-_NOTE = "generated transitions without order: timeouts are set wherever terminals are not, so that every row ends"
+BLOCK = 65_536  # rows written to HDF5 at once
+_CHUNK = 4_096  # rows per HDF5 chunk, which has one checksum
+_NOTE = "generated transitions in random order; every row ends an episode: timeouts = not terminals"
 
 
 def pack(spec: TransitionSpec, data: Mapping[str, Any]) -> Transitions:
-    """A data set as transitions, after everything that can be wrong with it.
+    """Convert a data set to transitions and validate it.
 
     Args:
-        spec: Layout, with plain vectors as observations and actions.
-        data: An array under each of `KEYS`: states and actions ``(n, columns)``, the others ``(n,)`` or ``(n, 1)``.
+        spec: Layout; observations and actions are vectors.
+        data: An array for each of `KEYS`: states and actions ``(n, dim)``, the others ``(n,)`` or ``(n, 1)``.
 
     Raises:
-        ValueError: A key is missing, a shape differs, a value is not finite, a terminal neither 0 nor 1.
+        ValueError: A key is missing, a shape is wrong, a value is non-finite, or a terminal is neither 0 nor 1.
     """
     missing = [key for key in KEYS if key not in data]
     if missing:
-        hint = "; d4rl.qlearning_dataset(env) makes them" if "next_observations" in missing else ""
-        raise ValueError(f"data: there are no {', '.join(missing)}{hint}")
+        hint = "; d4rl.qlearning_dataset(env) returns all keys" if "next_observations" in missing else ""
+        raise ValueError(f"data: missing {', '.join(missing)}, got keys {sorted(map(str, data))}{hint}")
     arrays = {key: np.asarray(data[key]) for key in KEYS}
     n = (*arrays["observations"].shape, 0)[0]
     for key, columns in zip(KEYS, _widths(spec), strict=True):
@@ -46,7 +46,7 @@ def pack(spec: TransitionSpec, data: Mapping[str, Any]) -> Transitions:
         if arrays[key].shape != expected:
             raise ValueError(f"{key}: expected shape {expected}, got {arrays[key].shape}")
     if not n:
-        raise ValueError("data: there are no transitions in it")
+        raise ValueError("data: expected at least one transition, got none")
     known = np.isin(arrays["terminals"], (0, 1))
     if not known.all():
         raise ValueError(f"terminals: expected 0 and 1, got {arrays['terminals'][~known][0]}")
@@ -54,12 +54,12 @@ def pack(spec: TransitionSpec, data: Mapping[str, Any]) -> Transitions:
 
 
 def split(spec: TransitionSpec, rows: Tensor) -> tuple[Tensor, ...]:
-    """The fields of rows in the order of `KEYS`, each ``(n, columns)``."""
+    """Split rows into the fields in the order of `KEYS`, each ``(n, dim)``."""
     return torch.split(rows, _widths(spec), dim=1)
 
 
 def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]) -> None:
-    """Write `count` rows, given in blocks of `BLOCK`, to a file in one step; it is there whole or as before."""
+    """Write `count` rows, given in blocks of `BLOCK`, to a file atomically."""
     with replacing(path) as temporary:
         named = (_named(spec, block) for block in blocks)
         if path.suffix in HDF5:
@@ -69,7 +69,7 @@ def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, as far as it has them; executes nothing that it may hold."""
+    """Read the arrays of `KEYS` that the file has; pickled objects are not loaded."""
     if path.suffix in HDF5:
         h5py = _h5py()
         with h5py.File(path, "r") as file:
@@ -79,10 +79,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """A path whose ending says which kind of file it is."""
+    """Return the path if its suffix is supported, else raise ValueError."""
     path = Path(path)
     if path.suffix not in (".npz", *HDF5):
-        raise ValueError(f"path: expected a file named .npz, .hdf5 or .h5, got {path}")
+        raise ValueError(f"path: expected the suffix .npz, .hdf5 or .h5, got {path}")
     return path
 
 
@@ -91,10 +91,10 @@ def _widths(spec: TransitionSpec) -> list[int]:
 
 
 def _named(spec: TransitionSpec, rows: Tensor) -> dict[str, np.ndarray]:
-    """Rows under D4RL's keys.
+    """Convert rows to D4RL's arrays.
 
-    Generated rows have no order, but many readers pair row i with row i + 1 unless an episode ended at i. So every row
-    ends one, by `timeouts` where not by `terminals`, and they find no pair.
+    Many readers take row i + 1 as the successor of row i unless an episode ended at i. Generated rows have no order, so
+    every row that is not terminal is marked as a timeout.
     """
     fields = {key: field.numpy() for key, field in zip(KEYS, split(spec, rows.cpu()), strict=True)}
     ended = fields["terminals"][:, 0] > 0.5
@@ -130,9 +130,9 @@ def _write_hdf5(path: Path, count: int, blocks: Iterable[dict[str, np.ndarray]])
 
 
 class _Disk:
-    """A file for HDF5 to write to.
+    """A file object for HDF5 that stores write errors in `failure`.
 
-    HDF5 crashes the interpreter when a write fails, so it is not told: the failure is kept for whoever gave the file.
+    HDF5 crashes the interpreter if a write raises, so errors are hidden from it.
     """
 
     def __init__(self, file: BufferedRandom) -> None:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: ``SAC(..., replay_buffer_class=SynthERBuffer)``, a callback that reports refits, and `FastSAC`."""
+"""Stable-Baselines3: `SynthERBuffer` (a replay buffer), `SynthERCallback` (logs refits) and `FastSAC`."""
 
 from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer, transition_spec
 from synther_replay.adapters.sb3.callback import SynthERCallback

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's batches as trees of tensors: fields may be dicts of them, or None."""
+"""Operations on Stable-Baselines3 batches; a field is a tensor, a dict of tensors or None."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def map_tensors(function: Callable[..., Tensor], *batches: Any) -> Any:
-    """A batch of the same type whose tensors are those of `function`, called with the tensors of all `batches`."""
+    """Apply `function` to corresponding tensors of the batches; return a batch of the same type."""
     first = batches[0]
     if first is None:
         return None
@@ -22,17 +22,17 @@ def map_tensors(function: Callable[..., Tensor], *batches: Any) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors of a batch, in the order of its fields."""
+    """Return all tensors of a batch in the order of its fields."""
     found: list[Tensor] = []
     map_tensors(lambda field: found.append(field) or field, batch)  # type: ignore[func-returns-value]
     return found
 
 
 def rows_of(batch: Any, start: int, stop: int) -> Any:
-    """Some rows of a batch, which share its memory."""
+    """Return the rows from `start` to `stop` as views."""
     return map_tensors(lambda field: field[start:stop], batch)
 
 
 def join_batches(batches: list[Any]) -> Any:
-    """One batch with the rows of all, one after another."""
+    """Concatenate batches."""
     return batches[0] if len(batches) == 1 else map_tensors(lambda *fields: torch.cat(fields), *batches)

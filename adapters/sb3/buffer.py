@@ -1,7 +1,7 @@
-"""``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``.
+"""SynthERBuffer: a replay buffer for Stable-Baselines3.
 
-`SynthERBuffer` is SB3's own replay buffer, whose arrays, `add` and n-step returns it leaves alone; only `sample` mixes
-synthetic rows in.
+Usage: ``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``. It inherits storage, `add` and n-step returns from
+SB3's own buffer; only `sample` differs.
 """
 
 from __future__ import annotations
@@ -31,28 +31,33 @@ from synther_replay.replay.source import SyntheticSource
 def transition_spec(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any], *, scaled_actions: bool = True
 ) -> TransitionSpec:
-    """Layout of the transitions in a `SynthERBuffer`, for those who build a generator themselves.
+    """Return the spec of the transitions in a `SynthERBuffer`; needed to construct your own generator.
 
     Args:
-        observation_space: The environment's.
-        action_space: The environment's.
-        scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as all algorithms of SB3 do.
+        observation_space: Observation space of the environment.
+        action_space: Action space of the environment.
+        scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as SB3's algorithms do.
     """
     if scaled_actions and isinstance(action_space, spaces.Box):
         action_space = spaces.Box(-1.0, 1.0, action_space.shape, np.float32)
     nested = observation_space.spaces.items() if isinstance(observation_space, spaces.Dict) else ()
     for key, space in nested:
         if isinstance(space, spaces.Dict | spaces.Tuple):
-            raise TypeError(f"observation_space: Stable-Baselines3 has no nested spaces, got {space} in {key!r}")
+            raise TypeError(
+                f"observation_space: Stable-Baselines3 does not support nested spaces, got {space} in {key!r}"
+            )
     if isinstance(observation_space, spaces.Tuple):
-        raise TypeError(f"observation_space: Stable-Baselines3 has no Tuple observations, got {observation_space}")
+        raise TypeError(
+            f"observation_space: Stable-Baselines3 does not support Tuple observations, got {observation_space}"
+        )
     return TransitionSpec.from_spaces(observation_space, action_space)
 
 
 class SynthERBuffer(NStepReplayBuffer):
     """SB3's replay buffer with generated transitions mixed into its batches.
 
-    Every option goes through ``replay_buffer_kwargs``; `Dict` observations make it a `SynthERDictBuffer` by itself.
+    Pass options through ``replay_buffer_kwargs``. For `Dict` observations the constructor returns a
+    `SynthERDictBuffer`.
 
     >>> from stable_baselines3 import SAC
     >>> options = dict(real_ratio=0.5, schedule=RetrainSchedule(every=5_000, rows=20_000, start=2_500))
@@ -61,31 +66,32 @@ class SynthERBuffer(NStepReplayBuffer):
     SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refits=0)
 
     Args:
-        buffer_size: This and what follows to `handle_timeout_termination` as in SB3's own buffer.
-        observation_space: Any that SB3 takes.
-        action_space: Any that SB3 takes.
-        device: Of the learner. On a GPU the real rows are mirrored there, so that a batch costs no copy from the host;
-            who writes to the arrays other than by `add` has to call `refresh_mirror`.
+        buffer_size: As in SB3.
+        observation_space: As in SB3.
+        action_space: As in SB3.
+        device: Device of the algorithm. On a GPU, a copy of the real rows is kept there, so that sampling needs no copy
+            from the host. Call `refresh_mirror` if you modify the arrays other than by `add`.
         n_envs: Number of environments.
-        optimize_memory_usage: Only with ``real_ratio=1``: such a buffer overwrites the last observation of each
-            episode, so the generator would learn transitions that never happened.
+        optimize_memory_usage: Requires ``real_ratio=1``: it overwrites next observations that the generator needs.
         handle_timeout_termination: Whether episodes that end by a time limit count as not terminated.
-        n_steps: Real rows become n-step returns as in SB3's `NStepReplayBuffer`; synthetic rows have one step, and
-            `discounts` says which is which.
-        gamma: Discount of the algorithm; matters for ``n_steps > 1`` only.
-        real_ratio: Share of each batch that is real; with 1 it behaves exactly as SB3's own buffer.
-        generator: `GeneratorConfig`, or a generator with `fit` and `sample`; None as fits the device.
-        schedule: When to refit and how many rows to generate; None as fits the device.
-        synthetic_capacity: Most synthetic rows to hold.
-        seed: Of generator and sampling order; None follows the seed of the algorithm.
-        scaled_actions: False for loops of your own that store actions in the environment's units.
+        n_steps: Number of steps of real rows, as in SB3's `NStepReplayBuffer`. Synthetic rows have one step;
+            `discounts` of the batch holds the discount of each row.
+        gamma: Discount factor of the algorithm; only used with ``n_steps > 1``.
+        real_ratio: Share of real rows in each batch; with 1 the buffer behaves exactly like SB3's own.
+        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU,
+            `tiny()` on a CPU.
+        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
+            CPU.
+        synthetic_capacity: Maximum number of synthetic rows.
+        seed: Seed of generator and sampling order. None: the seed of the algorithm.
+        scaled_actions: Set it to False if your own loop stores actions in the units of the environment.
     """
 
     def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
-        """Dict observations have a class of their own, as in SB3; nobody should have to know."""
+        """Select `SynthERDictBuffer` for Dict observations."""
         if isinstance(observation_space, spaces.Dict) and not issubclass(cls, DictReplayBuffer):
             if cls is not SynthERBuffer:
-                raise TypeError(f"{cls.__name__}: for Dict observations, derive it from SynthERDictBuffer")
+                raise TypeError(f"{cls.__name__}: a class for Dict observations must derive from SynthERDictBuffer")
             cls = SynthERDictBuffer
         return object.__new__(cls)
 
@@ -108,24 +114,24 @@ class SynthERBuffer(NStepReplayBuffer):
         seed: int | None = None,
         scaled_actions: bool = True,
     ) -> None:
-        """Refuse what cannot work, then start empty."""
+        """Check the arguments and create an empty buffer."""
         if optimize_memory_usage and real_ratio != 1.0:
             raise ValueError(
-                "optimize_memory_usage: it overwrites the last observation of each episode, which the generator has to "
-                f"learn; set it to False, or real_ratio to 1 (got real_ratio={real_ratio!r})"
+                "optimize_memory_usage: True requires real_ratio=1, because it overwrites next observations that the "
+                f"generator needs; got real_ratio={real_ratio!r}"
             )
         if whole_number("n_steps", n_steps) > 1 and (
             optimize_memory_usage or isinstance(observation_space, spaces.Dict)
         ):
             raise ValueError(
-                "n_steps: Stable-Baselines3 has n-step returns neither for Dict observations nor with "
-                f"optimize_memory_usage, expected 1, got {n_steps!r}"
+                "n_steps: Stable-Baselines3 does not support n-step returns with Dict observations or "
+                f"optimize_memory_usage; expected 1, got {n_steps!r}"
             )
         if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
         spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
         options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
-        # Past NStepReplayBuffer's constructor, which refuses optimize_memory_usage for any number of steps.
+        # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,
             observation_space,
@@ -136,9 +142,9 @@ class SynthERBuffer(NStepReplayBuffer):
             handle_timeout_termination,
         )
         self.n_steps, self.gamma = n_steps, gamma
-        self.added = 0  # positions of the ring that were ever filled
-        self._counted = 0  # those of them that the source knows of
-        self._checked = False  # whether what is added has the shapes of the arrays
+        self.added = 0  # calls of `add` so far
+        self._counted = 0  # calls of `add` already counted in `source.steps`
+        self._checked = False  # whether the shapes of added transitions were checked
         self._real = RealRows(self, spec, options.seed, self.device)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
 
@@ -148,7 +154,7 @@ class SynthERBuffer(NStepReplayBuffer):
 
     @property
     def device(self) -> torch.device:
-        """Where batches live; assigning another device moves everything there, as `load_replay_buffer` does."""
+        """Device of batches; assigning a device moves the buffer there, which SB3's `load_replay_buffer` does."""
         return self._real.device if hasattr(self, "_real") else self._first_device
 
     @device.setter
@@ -156,13 +162,14 @@ class SynthERBuffer(NStepReplayBuffer):
         if hasattr(self, "source"):
             self.source.to(get_device(device))
             self._real.to(self.source.device)
-        else:  # SB3's constructor
+        else:  # called by SB3's constructor
             self._first_device: torch.device = resolve_device(get_device(device))
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
-        """Add one transition per environment; see SB3.
+        """Add one transition per environment, as in SB3.
 
-        The first one after the buffer was made or loaded is held against its arrays: it may be another environment's.
+        The shapes of the first call after construction or loading are checked: a loaded buffer may belong to another
+        environment.
         """
         if not self._checked:
             self._check_shapes(obs, next_obs, action, reward)
@@ -171,9 +178,9 @@ class SynthERBuffer(NStepReplayBuffer):
         self.added += 1
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """A batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
+        """Draw a batch with ``round(real_ratio * batch_size)`` real rows; refit first if due.
 
-        Synthetic rows go through `env`'s normalisation as the real ones do.
+        The normalisation of `env` is applied to real and synthetic rows.
         """
         self._count_steps()
         if self.source.real_ratio == 1.0:
@@ -189,14 +196,14 @@ class SynthERBuffer(NStepReplayBuffer):
         return self._as_samples(batch.rows, env)
 
     def sample_batches(self, count: int, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """The rows of `count` calls of `sample` in one batch, in few operations."""
+        """Return the rows of `count` calls of `sample` in one batch; faster than the calls."""
         whole_number("count", count)
         overridden = type(self).sample not in (SynthERBuffer.sample, SynthERDictBuffer.sample)
         if overridden or self.source.real_ratio == 1.0 or self.n_steps > 1:
             return join_batches([self.sample(batch_size, env) for _ in range(count)])
         self._count_steps()
         drawn = [self.source.draw(batch_size) for _ in range(count)]
-        mixed = [one for one in drawn if one is not None]  # all of them or none: only the first may have been a refit
+        mixed = [one for one in drawn if one is not None]  # all or none: only the first call can refit
         if not mixed:
             return self._as_samples(self._real.sample(batch_size, count), env)
         rows = torch.cat([batch.rows for batch, _ in mixed])
@@ -207,26 +214,26 @@ class SynthERBuffer(NStepReplayBuffer):
         return self._as_samples(rows, env)
 
     def reset(self) -> None:
-        """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        """Remove all real and synthetic rows; the generator keeps its model."""
         super().reset()
         self.source.store.clear()
         self._real.forget()
 
     def refresh_mirror(self) -> None:
-        """Copy all real rows to the GPU again: for those who write to the arrays other than by `add`."""
+        """Copy all real rows to the GPU again; call it after modifying the arrays other than by `add`."""
         self._real.forget()
 
     def _count_steps(self) -> None:
-        """Tell the source what was added since the last batch."""
+        """Update the step count of the source."""
         self.source.steps += (self.added - self._counted) * self.n_envs
         self._counted = self.added
         if self.source.real_ratio < 1.0 and not len(self._real):
-            raise ValueError("buffer: it is empty, add transitions before sampling")
+            raise ValueError("buffer is empty: add transitions before sampling")
 
     def _sample_n_step(
         self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
     ) -> ReplayBufferSamples:
-        """Real n-step rows as SB3 computes them, among synthetic ones of one step."""
+        """Mix real n-step rows, computed by SB3, with synthetic one-step rows."""
         if drawn is None:
             return super().sample(batch_size, env)
         batch, places = drawn
@@ -243,7 +250,7 @@ class SynthERBuffer(NStepReplayBuffer):
         return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
 
     def _as_samples(self, rows: Tensor, env: VecNormalize | None) -> Any:
-        """Rows ``(batch, dim)`` as the named tuple that SB3's algorithms take, each field a tensor of its own."""
+        """Convert rows ``(batch, dim)`` to SB3's named tuple; fields do not share memory."""
         spec = self.source.spec
         rewards = _copy(rows[:, spec.rewards])
         if env is not None:
@@ -264,15 +271,15 @@ class SynthERBuffer(NStepReplayBuffer):
         return observations if env is None else self._on_host(observations, env.normalize_obs)
 
     def _on_host(self, values: Tensor, normalise: Any) -> Tensor:
-        """Normalise by the environment's own method, which takes arrays: a subclass may have changed it."""
+        """Apply a method of `VecNormalize`, which takes NumPy arrays."""
         return torch.as_tensor(normalise(values.cpu().numpy()), device=self.device)
 
     def _check_shapes(self, obs: Any, next_obs: Any, action: Any, reward: Any) -> None:
-        """NumPy would quietly broadcast what has too few columns or environments."""
+        """Check shapes, because NumPy would silently broadcast too few columns or environments."""
         if np.size(reward) != self.n_envs:
             raise ValueError(
-                f"n_envs: this buffer holds transitions of {self.n_envs} environments, got {np.size(reward)}; make the "
-                "model with as many environments as the buffer was made with"
+                f"n_envs: got transitions of {np.size(reward)} environments, expected {self.n_envs}; use as many "
+                "environments as the buffer was created with"
             )
         expected = [("action", action, self.actions)]
         for name, given in (("obs", obs), ("next_obs", next_obs)):
@@ -284,17 +291,17 @@ class SynthERBuffer(NStepReplayBuffer):
         for name, given, held in expected:
             if np.size(given) != held[0].size:
                 raise ValueError(
-                    f"{name}: this buffer holds arrays of shape {held.shape[1:]}, got {np.shape(given)}; make the "
-                    "model with the environment that the buffer was made with"
+                    f"{name}: got shape {np.shape(given)}, expected {held.shape[1:]}; use the model with the "
+                    "environment that the buffer was created with"
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle takes along; who loads it may have another environment."""
+        """State for pickle; shapes are checked again after loading."""
         return {**vars(self), "_checked": False}
 
 
 class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
-    """`SynthERBuffer` for Dict observations; `SynthERBuffer` itself becomes one where the space asks for it."""
+    """`SynthERBuffer` for Dict observations; constructed automatically by `SynthERBuffer`."""
 
     def _samples_type(self) -> Any:
         return DictReplayBufferSamples
@@ -313,6 +320,6 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
 
 
 def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:
-    """A copy in the torch dtype that SB3 would make of a NumPy one."""
+    """Copy to the torch dtype that corresponds to a NumPy dtype."""
     kind = torch.float32 if dtype == np.float32 else torch.from_numpy(np.empty(0, dtype)).dtype
     return values.to(kind, copy=True, memory_format=torch.contiguous_format)

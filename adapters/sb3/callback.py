@@ -1,4 +1,4 @@
-"""What the generator does, in the log of Stable-Baselines3."""
+"""SynthERCallback: logs refits and fidelity to the logger of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from synther_replay.replay.source import RefitReport, SyntheticSource
 
 
 class SynthERCallback(BaseCallback):
-    """Logs what the generator does to SB3's logger, and so to TensorBoard, CSV files or W&B.
+    """Logs refits to SB3's logger (and so to stdout, CSV, TensorBoard or W&B).
 
-    All names begin with ``synther/``: `refits`, `fit_loss`, `held_out_loss`, `seconds` (spent on refits while this
-    callback watched), `store_size`, `store_age` (steps since it was filled), `marginal`, `correlation` (of
-    synthetic against real rows, 1 is perfect) and `rejected` (generated rows thrown away).
+    With ``verbose=1`` it also prints one line per refit. Logged values, all with the prefix ``synther/``:
+
+    * `refits`: number of refits so far;
+    * `fit_loss`, `held_out_loss`: losses of the last refit;
+    * `seconds`: total time of all refits since the callback was created;
+    * `store_size`: number of synthetic rows;
+    * `store_age`: environment steps since the last refit;
+    * `marginal`, `correlation`: fidelity of synthetic against real rows, 1 is perfect;
+    * `rejected`: total number of generated rows rejected as non-finite.
 
     Args:
-        fidelity_rows: Rows to compare after each refit; 0 leaves marginal and correlation out.
-        verbose: As in every callback of SB3.
+        fidelity_rows: Rows to compare after each refit; 0: do not compute marginal and correlation.
+        verbose: 0: print nothing; 1: print one line per refit.
     """
 
     def __init__(self, fidelity_rows: int = 10_000, verbose: int = 0) -> None:
-        """Log nothing yet."""
+        """Create the callback; pass it to ``learn(callback=...)``."""
         super().__init__(verbose)
         self.fidelity_rows = whole_number("fidelity_rows", fidelity_rows, least=0)
         self.seconds = 0.0
@@ -35,7 +41,9 @@ class SynthERCallback(BaseCallback):
         if not isinstance(source, SyntheticSource):
             raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, got {type(buffer).__name__}")
         if buffer.n_steps > 1 and buffer.gamma != self.model.gamma:
-            raise ValueError(f"gamma: that of the buffer is {buffer.gamma}, that of the algorithm {self.model.gamma}")
+            raise ValueError(
+                f"gamma: the buffer has {buffer.gamma}, the algorithm {self.model.gamma}; they must be equal"
+            )
         self._seen = source.last_refit
 
     def _on_step(self) -> bool:
@@ -44,7 +52,9 @@ class SynthERCallback(BaseCallback):
         if report is not None and report is not self._seen:
             self._seen = report
             self.seconds += report.fit_seconds + report.sample_seconds
-            self._scores = self._judge(source, report)
+            self._scores = self._evaluate(source, report)
+            if self.verbose >= 1:
+                print(self._summary(source, report))
         self.logger.record("synther/refits", source.refits)
         self.logger.record("synther/store_size", len(source.store))
         self.logger.record("synther/seconds", self.seconds)
@@ -54,16 +64,25 @@ class SynthERCallback(BaseCallback):
             self.logger.record(f"synther/{name}", value)
         return True
 
-    def _judge(self, source: SyntheticSource, report: RefitReport) -> dict[str, float]:
+    def _summary(self, source: SyntheticSource, report: RefitReport) -> str:
+        seconds = report.fit_seconds + report.sample_seconds
+        text = (
+            f"SynthER refit {source.refits} at step {report.steps}: {report.rows} synthetic rows "
+            f"from {len(source.real)} real rows in {seconds:.1f} s"
+        )
+        marginal = self._scores.get("marginal")
+        return text if marginal is None else f"{text}, marginal {marginal:.3f}"
+
+    def _evaluate(self, source: SyntheticSource, report: RefitReport) -> dict[str, float]:
         scores = {
             "fit_loss": getattr(report.fit, "loss", None),
             "held_out_loss": getattr(report.fit, "held_out_loss", None),
             "rejected": getattr(source.generator, "rejected", None),
         }
         synthetic = source.store.rows[: self.fidelity_rows]
-        if len(synthetic) > 1:  # one alone has no distribution
+        if len(synthetic) > 1:  # fidelity needs two rows
             real = source.real.transitions().rows
-            every = max(1, len(real) // self.fidelity_rows)  # from all ages of the buffer, as the generator learnt
-            found = fidelity(real[::every], synthetic)
-            scores |= {"marginal": found.marginal, "correlation": found.correlation}
+            every = max(1, len(real) // self.fidelity_rows)  # evenly over the whole buffer
+            similarity = fidelity(real[::every], synthetic)
+            scores |= {"marginal": similarity.marginal, "correlation": similarity.correlation}
         return {name: value for name, value in scores.items() if value is not None}

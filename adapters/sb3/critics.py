@@ -1,4 +1,4 @@
-"""The Q networks of a Stable-Baselines3 critic computed as one: half the operations, the same parameters."""
+"""Critics: evaluates all Q networks of a Stable-Baselines3 critic in one batched pass."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import torch
 from stable_baselines3.common.policies import ContinuousCritic
 from torch import Tensor, nn
 
-# that work on each element by itself, whatever the shape
+# element-wise activations, which apply to stacked values unchanged
 _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Softplus, nn.Mish)
 
 
 class Critics:
-    """The Q values of a critic, and the gradients of its parameters.
+    """Q values of a critic and gradients of its parameters.
 
-    Networks of linear layers and activations are computed side by side, on matrices with a leading axis for the
-    network: their parameters become parts of those matrices, which SB3, its optimisers and files do not notice. Any
-    other critic is called as it is.
+    Q networks of linear layers and activations are stacked along a leading axis and evaluated by batched matrix
+    products. Their parameters become views of the stacked tensors, which is transparent to SB3, its optimisers and its
+    files. Any other critic is called unchanged.
 
     Args:
-        critic: SB3's `ContinuousCritic` or any other that returns a tuple of ``(batch, 1)``.
+        critic: SB3's `ContinuousCritic`, or any module that returns a tuple of ``(batch, 1)`` tensors.
     """
 
     def __init__(self, critic: Any) -> None:
-        """Stack what can be stacked."""
+        """Stack the networks if possible."""
         self.critic = critic
-        self._layers: list[Any] = []  # of the stacked networks: activations, and parameters of linear layers
-        self._parts: dict[Tensor, list[nn.Parameter]] = {}  # the parameters that a stacked one consists of
+        self._layers: list[Any] = []  # activations, and (weight, bias) of stacked linear layers
+        self._parts: dict[Tensor, list[nn.Parameter]] = {}  # stacked tensor -> the parameters that are its slices
         self._modules = list(critic.modules())
         if _can_be_stacked(critic):
             self._layers = [self._stacked(layers) for layers in zip(*critic.q_networks, strict=True)]
 
-    def hold(self, critic: Any) -> bool:
-        """Whether they are those of `critic`, as it is: someone may have given it other tensors, layers or hooks."""
+    def matches(self, critic: Any) -> bool:
+        """Return whether the stack is valid for `critic`, whose tensors, layers or hooks may have been replaced."""
         modules = list(critic.modules())
         same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
         return (
@@ -49,12 +49,12 @@ class Critics:
         )
 
     def __call__(self, observations: Any, actions: Tensor) -> Tensor:
-        """Q values ``(batch, networks)``."""
+        """Return Q values ``(batch, networks)``."""
         if not self._layers:
             return torch.cat(self.critic(observations, actions), dim=1)
         with torch.no_grad() if self.critic.share_features_extractor else nullcontext():  # as in SB3
             features = self.critic.extract_features(observations, self.critic.features_extractor)
-        # rows last, so that gradients of the weights are laid out as the weights are: Adam's kernels insist on it
+        # batch axis last: weight gradients then have the memory layout of the weights, as fused Adam requires
         values = torch.cat([features, actions], dim=1).t().expand(len(self.critic.q_networks), -1, -1)
         for layer in self._layers:
             if isinstance(layer, nn.Module):
@@ -67,7 +67,7 @@ class Critics:
     def gradients(
         self, loss: Tensor, parameters: list[nn.Parameter], gradient: Tensor | None = None
     ) -> list[Tensor | None]:
-        """Of a loss, or of what has a `gradient` already, for some parameters of the critic or of others."""
+        """Return the gradients of `parameters`, given a scalar loss, or a tensor `loss` and its `gradient`."""
         parts = {id(part) for parts in self._parts.values() for part in parts}
         alone = [parameter for parameter in parameters if id(parameter) not in parts]
         wholes = list(self._parts) if len(alone) < len(parameters) else []
@@ -79,7 +79,7 @@ class Critics:
 
     @torch.no_grad()
     def _stacked(self, layers: tuple[nn.Module, ...]) -> Any:
-        """One layer for the same layer of all networks, whose parameters are parts of its own from now on."""
+        """Stack one layer of all networks; the parameters become views of the stacked tensors."""
         if not isinstance(layers[0], nn.Linear):
             return layers[0]
         wholes = []
@@ -94,7 +94,7 @@ class Critics:
 
 
 def _can_be_stacked(critic: Any) -> bool:
-    """Whether it computes what `Critics` does: nothing is overridden, hooked, frozen or of another shape."""
+    """Return whether stacking gives the same result: nothing is overridden, hooked, frozen or of different shape."""
     if type(critic) is not ContinuousCritic or any(m._forward_hooks or m._forward_pre_hooks for m in critic.modules()):
         return False
     networks = critic.q_networks

@@ -1,7 +1,7 @@
-"""SAC of Stable-Baselines3 for many updates per environment step: delayed actor updates, on CUDA as one graph.
+"""FastSAC: Stable-Baselines3's SAC for many updates per environment step.
 
-`FastSAC.train` cuts its updates into blocks that end with an update of the actor. Within a block the policy does not
-change, so it acts on all batches in one pass. On CUDA the same code is recorded once and replayed; see `_sb3_graphs`.
+`FastSAC.train` splits its updates into blocks that end with an actor update. The policy is constant within a block, so
+next actions of all its batches are computed in one pass. On CUDA the updates run as CUDA graphs; see `graphs`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from synther_replay.adapters.sb3.critics import Critics
 from synther_replay.adapters.sb3.graphs import UpdateGraphs, plain_state
 from synther_replay.common.checks import whole_number
 
-_MOST_STEPS = 64  # updates in one graph; more would only take longer to record
+_MOST_STEPS = 64  # updates per CUDA graph; more only increase the capture time
 _MOST_BYTES = 2**28  # of observations drawn at once
-# The number of updates may differ in every call, as with ``gradient_steps=-1``. After so many lengths, further ones are
-# put together from powers of two.
+# With ``gradient_steps=-1`` every call may have another number of updates. After this many different numbers, further
+# ones are split into powers of two.
 _LENGTHS = 8
 
 
 class FastSAC(SAC):
-    """SB3's `SAC` with delayed actor updates, and on a GPU without the cost of launching single operations.
+    """SB3's `SAC` with delayed actor updates, and with CUDA graphs on a GPU.
 
-    Everything else is as in `SAC`, files included: either class loads what the other saved. With ``policy_delay=1`` on
-    a CPU it is exactly `SAC`.
+    `SAC` and `FastSAC` can load each other's files. With ``policy_delay=1`` on a CPU it is exactly `SAC`.
 
     >>> model = FastSAC("MlpPolicy", "Pendulum-v1", gradient_steps=20, policy_delay=20)
 
     Args:
         *args: As in `SAC`.
-        policy_delay: Critic updates per update of actor and entropy coefficient, which come with every so many of the
-            updates in one call of `train`, and with its last.
-        **kwargs: As in `SAC`. ``use_sde=True`` means SB3's own loop, which has no delay.
+        policy_delay: Critic updates per update of actor and entropy coefficient. The last critic update of a call of
+            `train` is always followed by an actor update.
+        **kwargs: As in `SAC`. ``use_sde=True`` requires ``policy_delay=1`` and uses SB3's own loop.
 
-    A graph replays operations and no Python: on a GPU hooks of the networks run while it is recorded only, and
-    parameters that are not finite end in NaN where `SAC` raises an error.
+    On a GPU, hooks of the networks run only while a CUDA graph is captured, and non-finite parameters give NaN where
+    `SAC` raises an error.
     """
 
     def __init__(self, *args: Any, policy_delay: int = 1, **kwargs: Any) -> None:
-        """Record nothing yet."""
+        """Create the model."""
         self.policy_delay = policy_delay
         self._graphs = UpdateGraphs()
         super().__init__(*args, **kwargs)
@@ -59,48 +58,48 @@ class FastSAC(SAC):
         if self.use_sde and self.policy_delay > 1:
             raise ValueError(f"policy_delay: expected 1 with use_sde=True, got {self.policy_delay!r}")
         super()._setup_model()
-        # what is logged: entropy coefficients, and losses of actor, critics and entropy coefficient
+        # logged sums: entropy coefficient, and losses of actor, critics and entropy coefficient
         self._sums = torch.zeros(4, device=self.device)
         self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Update the critics `gradient_steps` times and the actor as often as `policy_delay` says; see `SAC`."""
-        whole_number("policy_delay", self.policy_delay)  # it may have been changed since
+        """Update the critics `gradient_steps` times and the actor every `policy_delay` updates; see `SAC`."""
+        whole_number("policy_delay", self.policy_delay)  # it may have been changed
         if gradient_steps < 1 or self.use_sde or (self.policy_delay == 1 and not self._captures()):
             super().train(gradient_steps, batch_size)
             return
         self.policy.set_training_mode(True)
         self._update_learning_rate(self._optimizers())
-        if not (self._critics.hold(self.critic) and self._target_critics.hold(self.critic_target)):
+        if not (self._critics.matches(self.critic) and self._target_critics.matches(self.critic_target)):
             self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
-            self._graphs = UpdateGraphs()  # what is recorded computes the critics that were
+            self._graphs = UpdateGraphs()  # captured graphs use the previous critics
         self._sums.zero_()
         for start, stop in self._pieces(gradient_steps, batch_size):
-            ends = stop == gradient_steps or stop % self.policy_delay == 0
-            self._run(self._draw(stop - start, batch_size), start, stop, ends)
+            with_actor = stop == gradient_steps or stop % self.policy_delay == 0
+            self._run(self._draw(stop - start, batch_size), start, stop, with_actor)
         self._n_updates += gradient_steps
         self._record(gradient_steps)
 
     # ----------------------------------------------------------------- updates
 
-    def _updates(self, batch: Any, start: int, stop: int, ends: bool) -> None:
-        """Updates number `start` to `stop` of a call.
+    def _updates(self, batch: Any, start: int, stop: int, with_actor: bool) -> None:
+        """Run the updates `start` to `stop` of a call of `train`.
 
         Args:
-            batch: The rows for all of them, in SB3's type.
+            batch: SB3 batch with the rows of all updates.
             start: Number of the first update.
-            stop: Number after the last.
-            ends: Whether the actor is updated with the last one.
+            stop: Number after the last update.
+            with_actor: Whether the last update includes the actor.
         """
         size, begun = len(batch.rewards) // (stop - start), start
         while start < stop:
             end = min(stop, (start // self.policy_delay + 1) * self.policy_delay)
             block = rows_of(batch, (start - begun) * size, (end - begun) * size)
-            self._block(block, range(start, end), ends or end < stop)
+            self._block(block, range(start, end), with_actor or end < stop)
             start = end
 
     def _block(self, block: Any, steps: range, actor_too: bool) -> None:
-        """Updates that share one policy; those of a block of one are SB3's, in its order."""
+        """Run the updates of one block; with one update, operations and order are those of SB3."""
         size = len(block.rewards) // len(steps)
         batches = [rows_of(block, k * size, (k + 1) * size) for k in range(len(steps))]
         ent_coef = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
@@ -131,10 +130,10 @@ class FastSAC(SAC):
 
     @torch.no_grad()
     def _act_on_next(self, block: Any, batches: list[Any], ent_coef: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Next actions, and what is known of the critics' targets: ``known + weight * (value of the next action)``."""
+        """Return next actions and the terms of the critic target ``known + weight * Q_target(next action)``."""
         if next(self.actor.buffers(), None) is None:
             following, log_prob = self.actor.action_log_prob(block.next_observations)
-        else:  # batch normalisation, say: its statistics are those of one batch
+        else:  # batch normalisation, for example, needs the statistics of one batch
             each = [self.actor.action_log_prob(batch.next_observations) for batch in batches]
             following, log_prob = (torch.cat(part) for part in zip(*each, strict=True))
         discounts = getattr(block, "discounts", None)
@@ -142,10 +141,10 @@ class FastSAC(SAC):
         return following, block.rewards - weight * ent_coef * log_prob.reshape(-1, 1), weight
 
     def _update_critics(self, batch: Any, following: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-        """One update; returns the errors ``(batch, critics)``.
+        """Run one critic update and return the errors ``(batch, critics)``.
 
-        SB3's loss is half the sum of the critics' mean squared errors: in the Q values, its gradient is the errors over
-        their number.
+        SB3's loss is half the sum of the critics' mean squared errors, so its gradient with respect to the Q values is
+        ``errors / batch``.
         """
         with torch.no_grad():
             values = self._target_critics(batch.next_observations, following)
@@ -162,37 +161,39 @@ class FastSAC(SAC):
             torch._foreach_copy_(self.batch_norm_stats_target, self.batch_norm_stats)
 
     def _minimise(self, loss: Tensor, optimizer: Optimizer, gradient: Tensor | None = None) -> None:
-        """One step of the optimiser, with gradients for its own parameters alone.
+        """Take one optimiser step; gradients are computed only for its own parameters.
 
         Args:
-            loss: A scalar; or what it is computed from, with its `gradient`.
-            optimizer: Which knows the parameters.
-            gradient: Of the shape of `loss`.
+            loss: A scalar loss, or a tensor with a given `gradient`.
+            optimizer: The optimiser.
+            gradient: Gradient with respect to `loss`, of the same shape.
         """
-        optimizer.zero_grad()  # also of parameters that were frozen meanwhile
+        optimizer.zero_grad()  # includes parameters that were frozen meanwhile
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         for parameter, found in zip(parameters, self._critics.gradients(loss, parameters, gradient), strict=True):
             if found is not None and found.stride() != parameter.stride():
-                found = torch.empty_like(parameter).copy_(found)  # Adam's kernels take them element by element
+                found = torch.empty_like(parameter).copy_(found)  # fused Adam needs equal memory layouts
             parameter.grad = found
         optimizer.step()
 
-    # ----------------------------------------------------------------- how they are run
+    # ----------------------------------------------------------------- execution
 
     def _captures(self) -> bool:
-        """Whether updates are recorded and replayed."""
-        return bool(self.device.type == "cuda") and not self._graphs.refused
+        """Return whether updates run as CUDA graphs."""
+        return bool(self.device.type == "cuda") and not self._graphs.failed
 
-    def _run(self, batch: Any, start: int, stop: int, ends: bool) -> None:
+    def _run(self, batch: Any, start: int, stop: int, with_actor: bool) -> None:
         delay, interval = self.policy_delay, self.target_update_interval
-        update = functools.partial(self._updates, start=start, stop=stop, ends=ends)
-        key = stop - start, start % delay, start % interval, ends
+        update = functools.partial(self._updates, start=start, stop=stop, with_actor=with_actor)
+        key = stop - start, start % delay, start % interval, with_actor
         settings = self.gamma, self.tau, self.target_entropy, interval, delay
-        if not (self._captures() and self._graphs.run(key, update, batch, self._optimizers(), self._learnt, settings)):
+        if not (
+            self._captures() and self._graphs.run(key, update, batch, self._optimizers(), self._state_tensors, settings)
+        ):
             update(batch)
 
     def _pieces(self, gradient_steps: int, batch_size: int) -> Iterator[tuple[int, int]]:
-        """Start and stop of the updates that are drawn and run at once: whole blocks where they fit."""
+        """Yield start and stop of the updates that run at once: whole blocks if they fit."""
         most = max(1, min(_MOST_STEPS, _MOST_BYTES // (batch_size * _bytes_of_row(self.observation_space))))
         delay = min(self.policy_delay, most)
         most -= most % delay
@@ -207,14 +208,14 @@ class FastSAC(SAC):
             start += steps
 
     def _draw(self, count: int, batch_size: int) -> Any:
-        """So many batches in one."""
+        """Draw `count` batches as one."""
         buffer, env = self.replay_buffer, self._vec_normalize_env
         if hasattr(buffer, "sample_batches"):
             return buffer.sample_batches(count, batch_size, env)
         return join_batches([buffer.sample(batch_size, env=env) for _ in range(count)])
 
     def _record(self, gradient_steps: int) -> None:
-        ent_coef, actor_loss, critic_loss, ent_coef_loss = self._sums.tolist()  # the only wait for the GPU
+        ent_coef, actor_loss, critic_loss, ent_coef_loss = self._sums.tolist()  # the only synchronisation with the GPU
         of_actor = -(-gradient_steps // self.policy_delay)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/ent_coef", ent_coef / of_actor)
@@ -227,8 +228,8 @@ class FastSAC(SAC):
         optimizers = [self.actor.optimizer, self.critic.optimizer]
         return optimizers if self.ent_coef_optimizer is None else [*optimizers, self.ent_coef_optimizer]
 
-    def _learnt(self) -> list[Tensor]:
-        """All tensors that an update reads or changes, the batch aside."""
+    def _state_tensors(self) -> list[Tensor]:
+        """Return all tensors that an update reads or modifies, except the batch."""
         states = [state for optimizer in self._optimizers() for state in optimizer.state.values()]
         moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         ent_coef = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef
@@ -237,7 +238,7 @@ class FastSAC(SAC):
     # ----------------------------------------------------------------- files
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """As in `SAC`; the optimisers' look as if no graph had changed their options."""
+        """As in `SAC`; optimiser states have their original options."""
         parameters: dict[str, dict[str, Any]] = super().get_parameters()
         names = ("actor.optimizer", "critic.optimizer", "ent_coef_optimizer")
         for name, optimizer in zip(names, self._optimizers(), strict=False):
@@ -249,6 +250,6 @@ class FastSAC(SAC):
 
 
 def _bytes_of_row(space: spaces.Space[Any]) -> int:
-    """Of an observation and the next one."""
+    """Return the bytes of an observation and the next observation."""
     entries = space.spaces.values() if isinstance(space, spaces.Dict) else (space,)
     return 2 * sum(math.prod(entry.shape or ()) * np.dtype(entry.dtype).itemsize for entry in entries)

@@ -1,4 +1,4 @@
-"""Updates of a Stable-Baselines3 model as CUDA graphs: recorded once, replayed with other batches."""
+"""UpdateGraphs: gradient updates of a Stable-Baselines3 model as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from synther_replay.common.checks import resolve_device
 
 logger = logging.getLogger(__name__)
 
-_CAPTURABLE = {"capturable": True, "fused": True, "foreach": False}  # options of Adam inside a graph
+_CAPTURABLE = {"capturable": True, "fused": True, "foreach": False}  # options of Adam inside a CUDA graph
 
 
 class UpdateGraphs:
-    """The recorded updates of one model; copies and files leave them behind."""
+    """The captured updates of one model; they are not copied or pickled."""
 
     def __init__(self) -> None:
-        """Record nothing yet."""
-        self.refused = False  # whether recording has failed
-        self._recorded: dict[Any, tuple[Any, Callable[[], None]]] = {}
+        """Start without captured updates."""
+        self.failed = False  # whether a capture has failed
+        self._captured: dict[Any, tuple[Any, Callable[[], None]]] = {}
         self._valid_for: Any = None
-        self._rates: list[Tensor] = []  # learning rates, one per group of parameters
+        self._rates: list[Tensor] = []  # learning rates, one per parameter group
 
     def __reduce__(self) -> tuple[type[UpdateGraphs], tuple[()]]:
-        """What pickle and deepcopy take along: nothing."""
+        """Pickle and deepcopy as an empty object."""
         return UpdateGraphs, ()
 
     def names(self) -> list[Any]:
-        """Of the updates that are recorded."""
-        return [name for name, *_ in self._recorded]
+        """Return the names of the captured updates."""
+        return [name for name, *_ in self._captured]
 
     def run(
         self,
@@ -47,52 +47,53 @@ class UpdateGraphs:
         update: Callable[[Any], None],
         batch: Any,
         optimizers: list[Optimizer],
-        learnt: Callable[[], list[Tensor]],
+        tensors: Callable[[], list[Tensor]],
         settings: Any,
     ) -> bool:
-        """Do what ``update(batch)`` does; where that cannot be recorded, warn, do nothing and return False.
+        """Run ``update(batch)`` as a CUDA graph. If the capture fails, warn and return False without an update.
 
         Args:
-            name: What tells one update from another.
-            update: Takes a batch and changes what `learnt` returns, by `optimizers` and SB3's random numbers.
-            batch: Of any type of SB3.
-            optimizers: That `update` uses; their learning rates may change from call to call.
-            learnt: Returns all tensors that `update` reads or changes.
-            settings: Numbers that `update` uses. When they change, or those of the optimisers, or when tensors are
-                replaced, as by loading, everything is recorded anew.
+            name: Identifies the update.
+            update: Takes a batch and modifies the tensors of ``tensors()``, using `optimizers` and the default random
+                generator.
+            batch: An SB3 batch.
+            optimizers: Optimisers of `update`; their learning rates may change between calls.
+            tensors: Returns all tensors that `update` reads or modifies.
+            settings: Hyperparameters of `update`. All updates are captured again if these, or options of the
+                optimisers, change, or if tensors are replaced (for example by loading a model).
         """
         try:
             self._prepare(optimizers)
             settings = settings, [{**group, "params": None, "lr": None} for o in optimizers for group in o.param_groups]
-            self._check(learnt, settings)
+            self._check(tensors, settings)
             key = (name, *((field.shape, field.dtype) for field in tensors_of(batch)))
-            if key not in self._recorded:
-                self._recorded[key] = _record(update, batch, learnt)
-                self._valid_for = settings, _addresses(learnt)  # the first update makes the state of the optimisers
+            if key not in self._captured:
+                self._captured[key] = _capture(update, batch, tensors)
+                self._valid_for = settings, _addresses(tensors)  # the first update creates the optimiser state
         except RuntimeError as error:
             self._give_up(optimizers)
-            warnings.warn(f"the updates cannot be recorded as a CUDA graph and run slower: {error}", stacklevel=4)
+            warnings.warn(f"CUDA graph capture of the updates failed, they run slower: {error}", stacklevel=4)
             return False
-        static, replay = self._recorded[key]
+        static, replay = self._captured[key]
         torch._foreach_copy_(tensors_of(static), tensors_of(batch))
         replay()
         return True
 
-    def _check(self, learnt: Callable[[], list[Tensor]], settings: Any) -> None:
-        valid_for = settings, _addresses(learnt)
+    def _check(self, tensors: Callable[[], list[Tensor]], settings: Any) -> None:
+        valid_for = settings, _addresses(tensors)
         if self._valid_for != valid_for:
-            self._recorded.clear()
+            self._captured.clear()
             self._valid_for = valid_for
 
     def _prepare(self, optimizers: list[Optimizer]) -> None:
-        """Make optimisers fit for recording; the learning rates that SB3 has set go where the graphs read them."""
+        """Make the optimisers capturable; copy the learning rates to the tensors that the graphs read."""
         for optimizer in optimizers:
             if not isinstance(optimizer, Adam | AdamW) or optimizer.defaults["differentiable"]:
                 raise RuntimeError(f"optimizer_class: expected Adam or AdamW, got {type(optimizer).__name__}")
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if len(self._rates) != len(groups):
             self._rates = [torch.zeros((), device=group["params"][0].device) for group in groups]
-            self._recorded.clear()
+            self._captured.clear()
         for group, rate in zip(groups, self._rates, strict=True):
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
@@ -101,9 +102,9 @@ class UpdateGraphs:
             _move_steps(optimizer, self._rates[0].device)
 
     def _give_up(self, optimizers: list[Optimizer]) -> None:
-        """Leave the optimisers as SB3 made them."""
-        self.refused = True
-        self._recorded.clear()
+        """Disable capturing and restore the original options of the optimisers."""
+        self.failed = True
+        self._captured.clear()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group.update(_own_options(optimizer), lr=float(group["lr"]))
@@ -111,7 +112,7 @@ class UpdateGraphs:
 
 
 def plain_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The `state_dict` of an optimiser as if it had never been part of a graph: for files that anyone can load."""
+    """Return the `state_dict` of an optimiser with its original options, so that SB3's `SAC` can load it."""
     groups = [{**group, **_own_options(optimizer), "lr": float(group["lr"])} for group in state["param_groups"]]
     kept = {
         key: {name: value.cpu() if name == "step" else value for name, value in one.items()}
@@ -120,18 +121,18 @@ def plain_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "state": kept, "param_groups": groups}
 
 
-def _record(
-    update: Callable[[Any], None], batch: Any, learnt: Callable[[], list[Tensor]]
+def _capture(
+    update: Callable[[Any], None], batch: Any, tensors: Callable[[], list[Tensor]]
 ) -> tuple[Any, Callable[[], None]]:
-    """A batch to fill and the function that learns from it; `learnt` and the random state are left as they are."""
+    """Capture an update; return its static batch and replay function. Model and random state are unchanged."""
     static = map_tensors(torch.clone, batch)
     call = functools.partial(update, static)
     rng = _default_generator(batch.rewards.device)
-    state, before = rng.get_state(), [(tensor, tensor.detach().clone()) for tensor in learnt()]
+    state, before = rng.get_state(), [(tensor, tensor.detach().clone()) for tensor in tensors()]
     try:
         with _unchecked_distributions():
             call()
-            with _no_synchronisation(rng.device):  # an error here can be undone, one while recording cannot always
+            with _no_synchronisation(rng.device):  # fail here rather than during the capture
                 call()
             replay = capture(call, rng)
     finally:
@@ -140,31 +141,31 @@ def _record(
         with torch.no_grad():
             for tensor, value in before:
                 tensor.copy_(value)
-            for tensor in learnt():
-                if id(tensor) not in known:  # Adam's, made by the first update
+            for tensor in tensors():
+                if id(tensor) not in known:  # state of Adam, created by the first update
                     tensor.zero_()
-    logger.info("recorded updates with %d rows", len(batch.rewards))
+    logger.info("captured a CUDA graph of updates on %d rows", len(batch.rewards))
     return static, replay
 
 
-def _addresses(learnt: Callable[[], list[Tensor]]) -> list[tuple[int, bool]]:
-    return [(tensor.data_ptr(), tensor.requires_grad) for tensor in learnt()]
+def _addresses(tensors: Callable[[], list[Tensor]]) -> list[tuple[int, bool]]:
+    return [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors()]
 
 
 def _own_options(optimizer: Optimizer) -> dict[str, Any]:
-    """The options that the optimiser was made with, of those that a graph changes."""
+    """Return the original values of the options that capturing changes."""
     return {name: optimizer.defaults[name] for name in _CAPTURABLE if name in optimizer.defaults}
 
 
 def _move_steps(optimizer: Optimizer, device: torch.device) -> None:
-    """Adam counts its steps on the host unless it is part of a graph."""
+    """Move Adam's step counters: to the GPU for a CUDA graph, otherwise to the CPU."""
     for state in optimizer.state.values():
         if "step" in state and state["step"].device.type != device.type:
             state["step"] = state["step"].to(device, torch.float32)
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
-    """The one that SB3 draws actions with."""
+    """Return the random generator that SB3 samples actions with."""
     if device.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[resolve_device(device).index or 0]
@@ -172,7 +173,7 @@ def _default_generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """Distributions check their arguments on the host, which no graph can."""
+    """Disable argument checks of distributions, which synchronise with the host."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -183,13 +184,13 @@ def _unchecked_distributions() -> Iterator[None]:
 
 @contextmanager
 def _no_synchronisation(device: torch.device) -> Iterator[None]:
-    """Make it an error to wait for the GPU."""
+    """Raise an error on synchronisation with the GPU."""
     if device.type != "cuda":
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not notice everything
+        warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -1,4 +1,4 @@
-"""The arrays of a Stable-Baselines3 buffer as rows of transitions, mirrored on the learner's device."""
+"""RealRows: the arrays of a Stable-Baselines3 buffer as rows of transitions, with a copy on the GPU."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from synther_replay.replay.indices import IndexStream
 
 
 class RealRows:
-    """The real transitions of an SB3 buffer: read from its arrays on a CPU, from a mirror of them on a GPU.
+    """The real transitions of an SB3 buffer; on a GPU they are read from a mirror of the arrays.
 
-    The row of environment e at position p of the ring has the number ``p * n_envs + e`` in either case, so a run goes
-    on with the same rows wherever it is continued. Where the memory of the GPU does not hold a mirror, rows are read
-    from the arrays and copied over.
+    The transition of environment e at position p has the row number ``p * n_envs + e`` on every device, so a run can
+    continue on another device. If the mirror does not fit into GPU memory, rows are read from the arrays and copied.
 
     Args:
-        buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`, with a count `added` of the positions ever filled.
+        buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`, with an attribute `added` that counts calls of `add`.
         spec: Layout of the rows.
-        seed: Of the sampling order.
-        device: Where sampled rows are wanted.
+        seed: Seed of the sampling order.
+        device: Device of sampled rows.
     """
 
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
-        """Mirror nothing yet."""
+        """Start with an empty mirror."""
         self.buffer, self.spec = buffer, spec
-        self._seen = 0  # of the positions ever filled, those that the mirror has
-        self._mirror: Tensor | None = torch.empty(0, spec.dim, device=device)  # None: it does not fit
+        self._seen = 0  # value of `buffer.added` at the last update of the mirror
+        self._mirror: Tensor | None = torch.empty(0, spec.dim, device=device)  # None: does not fit into memory
         self._indices = IndexStream(derive_seed(seed, 10), device)
 
     @property
     def device(self) -> torch.device:
-        """Where sampled rows are."""
+        """Device of sampled rows."""
         return self._indices.device
 
     def __len__(self) -> int:
@@ -46,7 +45,7 @@ class RealRows:
         return int(self.buffer.size() * self.buffer.n_envs)
 
     def sample(self, n: int, times: int = 1) -> Tensor:
-        """`n` rows drawn uniformly with repetition, ``(n, dim)``; those of several draws one after another."""
+        """Draw `n` rows uniformly with replacement, `times` times, ``(times * n, dim)``."""
         size = len(self)
         index = self._indices.draw(n, size)
         if times > 1:
@@ -57,7 +56,7 @@ class RealRows:
         return mirror.index_select(0, index)
 
     def transitions(self) -> Transitions:
-        """All rows, in the order of the ring."""
+        """Return all rows in storage order."""
         mirror = self._on_device()
         if mirror is None:
             rows = torch.from_numpy(self._gather(np.arange(len(self)))).to(self.device)
@@ -66,9 +65,9 @@ class RealRows:
         actions = rows[:, self.spec.actions]
         if bool(self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any()):
             raise ValueError(
-                f"action: the buffer holds actions from {float(actions.min())} to {float(actions.max())}, outside of "
-                "their space. SB3's algorithms store them scaled to [-1, 1]; a loop that stores them in the units of "
-                "the environment has to set scaled_actions=False"
+                f"action: stored actions range from {float(actions.min())} to {float(actions.max())}, outside their "
+                "space. SB3's algorithms store actions scaled to [-1, 1]; set scaled_actions=False if your loop stores "
+                "them in the units of the environment"
             )
         return Transitions(self.spec, rows)
 
@@ -78,20 +77,20 @@ class RealRows:
         self.forget()
 
     def forget(self) -> None:
-        """Mirror everything anew."""
+        """Discard the mirror; the next access copies all rows again."""
         self._mirror = torch.empty(0, self.spec.dim, device=self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and deepcopy take along: SB3's arrays say all that the mirror says."""
+        """State for pickle and deepcopy, without the mirror."""
         return {**vars(self), "_mirror": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild; the mirror is filled when it is next read."""
+        """Restore; the next access fills the mirror."""
         vars(self).update(state)
         self.forget()
 
     def _gather(self, index: np.ndarray) -> np.ndarray:
-        """Rows by number from SB3's arrays, ``(n, dim)``."""
+        """Read rows by number from SB3's arrays, ``(n, dim)``."""
         buffer, start = self.buffer, 0
         rows = np.empty((len(index), self.spec.dim), np.float32)
         observations, following = (
@@ -107,11 +106,11 @@ class RealRows:
         return rows
 
     def _mirrors(self) -> bool:
-        """Whether the arrays are elsewhere than the learner."""
+        """Return whether rows are read from the mirror."""
         return self.device.type != "cpu"
 
     def _on_device(self) -> Tensor | None:
-        """The mirror with all rows; None where they are read from the arrays."""
+        """Return the updated mirror, or None if rows are read from the arrays."""
         if self._mirror is None or not self._mirrors():
             return None
         try:
@@ -121,28 +120,28 @@ class RealRows:
                 raise
             self._mirror = None
             warnings.warn(
-                f"{len(self)} real rows do not fit into the memory of {self.device}: from now on, batches are copied "
-                f"from the host ({error})",
+                f"{len(self)} real rows do not fit into the memory of {self.device}; batches are copied from the host "
+                f"from now on, which is slower ({error})",
                 RuntimeWarning,
                 stacklevel=4,
             )
             return None
 
-    @torch.inference_mode(mode=False)  # else it could not be written to outside of it
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _mirrored(self) -> Tensor:
-        """The mirror, brought up to date; it grows by doubling."""
+        """Update the mirror and return it; it grows by doubling."""
         buffer = self.buffer
         if self._mirror is None or len(self._mirror) < len(self):
             size = min(buffer.buffer_size * buffer.n_envs, max(1024, 1 << (len(self) - 1).bit_length()))
-            self._mirror = None  # before there is a new one: two would take half as much memory again
+            self._mirror = None  # free the old mirror before allocating the new one
             self._mirror = torch.empty(size, self.spec.dim, device=self.device)
             self._seen = buffer.added - buffer.size()
         behind = min(buffer.added - self._seen, buffer.size())
         first, size = (buffer.pos - behind) % buffer.buffer_size, buffer.buffer_size
-        for positions in (range(first, min(first + behind, size)), range(first + behind - size)):  # around the end
+        for positions in (range(first, min(first + behind, size)), range(first + behind - size)):  # wraps around
             if positions:
                 rows = slice(positions.start * buffer.n_envs, positions.stop * buffer.n_envs)
                 fresh = torch.from_numpy(self._gather(np.arange(rows.start, rows.stop)))
-                self._mirror[rows].copy_(fresh, non_blocking=True)  # without waiting for what the GPU has to do
+                self._mirror[rows].copy_(fresh, non_blocking=True)  # does not wait for the GPU
         self._seen = buffer.added
         return self._mirror

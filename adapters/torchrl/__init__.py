@@ -1,4 +1,4 @@
-"""TorchRL: a wrapper that mixes synthetic transitions into the batches of any of its replay buffers."""
+"""TorchRL: `SynthERReplayBuffer` wraps any replay buffer of transitions."""
 
 from synther_replay.adapters.torchrl.buffer import SynthERReplayBuffer
 

@@ -1,4 +1,7 @@
-"""TorchRL: ``SynthERReplayBuffer(any_replay_buffer, action_spec=env.action_spec)``."""
+"""SynthERReplayBuffer: wraps a TorchRL replay buffer.
+
+Usage: ``SynthERReplayBuffer(replay_buffer, action_spec=env.action_spec)``.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,17 @@ from synther_replay.protocols import Generator
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
 
-_FILE = "synther.safetensors"  # beside the files of the real buffer
-_STATE = "_synther"  # beside the entries of its state
+_FILE = "synther.safetensors"  # written to the folder of the real buffer's files
+_STATE = "_synther"  # key in the state of the real buffer
 
 
 class SynthERReplayBuffer:
-    """Wraps any TorchRL replay buffer of transitions and mixes generated ones into its batches.
+    """Wraps a TorchRL replay buffer of transitions and mixes generated transitions into its batches.
 
-    Batches hold the entries of a transition, the flags that the data has, what the real buffer tells of its rows
-    (index, priority weight) and ``"is_synthetic"``, bool ``(batch,)``. Entries that are not modelled, such as log
-    probabilities, are left out. Everything else is the real buffer's: what is not defined here is asked of it.
+    Batches hold the entries of a transition, the flags of the data, the info of the real buffer (index, priority
+    weight) and ``"is_synthetic"``, bool ``(batch,)``. Entries that are not modelled, such as log-probabilities, are
+    dropped. Attributes and methods that this class does not define are those of the real buffer. Direct writes to the
+    real buffer also count towards refits (one-dimensional storage, round-robin writer).
 
     >>> from tensordict import TensorDict
     >>> from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
@@ -45,22 +49,24 @@ class SynthERReplayBuffer:
     torch.Size([32, 1])
 
     Args:
-        real: Holds the real transitions; any storage, sampler and writer of single transitions.
-        action_spec: `env.action_spec`: generated actions stay within it.
-        observation_spec: `env.observation_spec`; needed for integer observations only.
-        observation_keys: Entry or entries of the observation; those of the next one are below ``"next"``.
-        action_key: Entry of the action.
-        reward_key: Entry of the reward, below ``"next"``.
-        terminated_key: Entry of the termination flag, below ``"next"``; never `done`, which counts time limits.
-        device: Where generator, synthetic rows and batches live; None takes that of the real storage.
-        real_ratio: Share of each batch that is real; with 1 it is the real buffer and nothing else.
-        generator: `GeneratorConfig`, or a generator with `fit` and `sample`; None as fits the device.
-        schedule: When to refit and how many rows to generate; None as fits the device.
-        synthetic_capacity: Most synthetic rows to hold.
-        seed: Of generator and sampling order; None follows `torch.manual_seed`.
+        real: Buffer of real transitions, with any storage, sampler and writer of single transitions.
+        action_spec: `env.action_spec`; generated actions stay within its bounds.
+        observation_spec: `env.observation_spec`; only needed for integer observations.
+        observation_keys: Key or keys of the observation; the next observation has the same keys under ``"next"``.
+        action_key: Key of the action.
+        reward_key: Key of the reward under ``"next"``.
+        terminated_key: Key of the termination flag under ``"next"``; not `done`, which includes time limits.
+        device: Device of generator, synthetic rows and batches. None: the device of the real storage.
+        real_ratio: Share of real rows in each batch; with 1 the buffer behaves exactly like the real one.
+        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU,
+            `tiny()` on a CPU.
+        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
+            CPU.
+        synthetic_capacity: Maximum number of synthetic rows.
+        seed: Seed of generator and sampling order. None: the seed last passed to `torch.manual_seed`.
     """
 
-    # All attributes of ours, so that none is taken for one of the real buffer.
+    # All attributes of this class; `__setattr__` sets any other on the real buffer.
     real: ReplayBuffer
     source: SyntheticSource | None
     _options: SourceOptions
@@ -95,26 +101,26 @@ class SynthERReplayBuffer:
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
     ) -> None:
-        """Check everything that can be checked before there are data."""
+        """Check the arguments; the rest is checked when the first data arrive."""
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         self.real = real
-        self.source = None  # made once there are data to tell the layout
+        self.source = None  # created with the first data, which determine the layout
         self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
-        self._added = 0  # transitions that came through here; only ever grows, as another thread may add some
-        self._counted = 0  # of all that were ever added, those that the source knows of
-        self._entries, self._entries_for = (), ()  # of a batch, and the transforms that made them
+        self._added = 0  # transitions added through this object; never decreases, since other threads may add some
+        self._counted = 0  # added transitions already counted in `source.steps`
+        self._entries, self._entries_for = (), ()  # keys of a batch, and the transforms that they are valid for
         self._checked = False
-        self._awaited = None  # state of a source that cannot be made yet
+        self._awaited = None  # loaded state of a source that cannot be created yet
         self._empty_info = None
         self._iterator = None
         if self.real_ratio < 1.0 and action_spec is None:
-            raise ValueError("action_spec: give env.action_spec, so that generated actions stay within their bounds")
+            raise ValueError("action_spec: required for the bounds of generated actions, pass env.action_spec")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
-            self._refuse_sequences()
+            self._check_sampler()
             self._counted = self._total() - len(real)
             if len(real):
                 self._make_source()
@@ -136,7 +142,7 @@ class SynthERReplayBuffer:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What is not defined here is the real buffer's; a method of it that returns it returns this one."""
+        """Forward to the real buffer; methods that return the real buffer return this object instead."""
         if name.startswith("__") or "real" not in vars(self):
             raise AttributeError(name)
         value = getattr(self.real, name)
@@ -151,7 +157,7 @@ class SynthERReplayBuffer:
         return method
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What the real buffer has and this one has not is set there."""
+        """Set attributes that only the real buffer has on the real buffer."""
         own = name in SynthERReplayBuffer.__annotations__ or hasattr(type(self), name)
         if not own and "real" in vars(self) and hasattr(self.real, name):
             setattr(self.real, name, value)
@@ -159,11 +165,11 @@ class SynthERReplayBuffer:
             object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and deepcopy take along: not where `next` is, which cannot be copied."""
+        """State for pickle and deepcopy, without the iterator of `next`."""
         return {**vars(self), "_iterator": None}
 
     def __getitem__(self, index: Any) -> Any:
-        """Real transitions by index."""
+        """Return real transitions by index."""
         return self.real[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -185,29 +191,29 @@ class SynthERReplayBuffer:
         return index
 
     def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """A shuffled batch with ``round(real_ratio * batch_size)`` real rows, after a refit if one is due.
+        """Draw a shuffled batch with ``round(real_ratio * batch_size)`` real rows; refit first if due.
 
-        Synthetic rows go through the transforms of the real buffer, too.
+        The transforms of the real buffer are applied to synthetic rows, too.
 
         Args:
-            batch_size: Rows; None for the batch size of the real buffer.
-            return_info: Whether to return ``(batch, info)``; the index of a synthetic row is -1, its weight 1.
-            include_info: As in `TensorDictReplayBuffer`, where it is deprecated.
+            batch_size: Number of rows. None: the batch size of the real buffer.
+            return_info: Whether to return ``(batch, info)``. Synthetic rows have index -1 and weight 1.
+            include_info: As in `TensorDictReplayBuffer` (deprecated there).
         """
         if self.real_ratio == 1.0:
             options = {} if include_info is None else {"include_info": include_info}
             return self.real.sample(batch_size, return_info, **options)
         batch_size = self.real.batch_size if batch_size is None else batch_size
         if batch_size is None:
-            raise RuntimeError("batch_size: give it here, or to the constructor of the real buffer")
-        self._refuse_sequences()  # the sampler may have been changed
+            raise RuntimeError("batch_size: required here or in the constructor of the real buffer")
+        self._check_sampler()  # it may have been replaced
         source = self._make_source()
         self._count()
         drawn = source.draw(batch_size)
         device = source.device
         if drawn is None:
             if not len(self.real):
-                raise ValueError("buffer: it is empty, add transitions before sampling")
+                raise ValueError("buffer is empty: add transitions before sampling")
             values, info = self._rows.sample(batch_size, self._batch_entries())
             is_real = torch.ones(length(values), dtype=torch.bool, device=device)
         else:
@@ -215,37 +221,37 @@ class SynthERReplayBuffer:
         info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
         entries: dict[Any, Tensor] = {**values, "is_synthetic": ~is_real}
         if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
-            for key, value in info.items():  # its batches say where they come from
+            for key, value in info.items():  # its batches include the info
                 entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
         data = as_tensordict(entries, len(is_real), device)
         return (data, info) if return_info else data
 
     def _mixed(self, rows: Tensor, places: Tensor) -> Any:
-        """Entries of synthetic rows with real ones at `places`, which of them are real, and the info: a `Mixed`."""
-        if len(places) and (quickly := self._rows.mix_rows(rows, places)) is not None:
-            return quickly
+        """Return a `Mixed`: synthetic entries with real ones at `places`, the mask of real rows, and the info."""
+        if len(places) and (mixed := self._rows.mix_rows(rows, places)) is not None:
+            return mixed
         synthetic = self._transformed(rows)
         values = {key: synthetic[key] for key in self._batch_entries()}
         if len(places):
             return self._rows.mix_into(values, places)
-        values = {key: value.clone() for key, value in values.items()}  # none shares memory with another
+        values = {key: value.clone() for key, value in values.items()}  # entries must not share memory
         none = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         return values, none, self._info_of_none(places, len(rows))
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches, until the sampler of the real buffer has run out (most never do)."""
+        """Iterate over batches until the sampler of the real buffer runs out (most never do)."""
         if self.real_ratio == 1.0:
             yield from self.real
             return
         if self.real.batch_size is None:
-            raise RuntimeError("batch_size: to iterate, give it to the constructor of the real buffer")
+            raise RuntimeError("batch_size: iteration requires it in the constructor of the real buffer")
         if self.real.sampler.ran_out:
             self.real.sampler.ran_out = False
         while not self.real.sampler.ran_out or len(self.real._prefetch_queue):
             yield self.sample()
 
     def next(self) -> Any:
-        """The next batch of an iteration, None at its end."""
+        """Return the next batch of an iteration, or None at its end."""
         if self._iterator is None:
             self._iterator = iter(self)
         batch = next(self._iterator, None)
@@ -254,7 +260,7 @@ class SynthERReplayBuffer:
         return batch
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Update the priorities of real rows; synthetic ones, whose index is -1, have none."""
+        """Update the priorities of real rows; synthetic rows (index -1) are ignored."""
         first = index[0] if isinstance(index, tuple) else index
         if not isinstance(first, Tensor) or not first.ndim or bool((first >= 0).all()):
             self.real.update_priority(index, priority)
@@ -273,7 +279,7 @@ class SynthERReplayBuffer:
             self.real.update_tensordict_priority(data)
 
     def empty(self, *args: Any, **options: Any) -> None:
-        """Empty the buffer, synthetic rows included; the generator keeps what it has learnt."""
+        """Remove all real and synthetic rows; the generator keeps its model."""
         self._count()
         self.real.empty(*args, **options)
         self._counted = self._total()
@@ -281,26 +287,26 @@ class SynthERReplayBuffer:
             self.source.store.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the real buffer, which it can load too, and of the synthetic part."""
+        """Return the state of the real buffer, with the state of the synthetic part under one additional key."""
         self._count()
         return {**self.real.state_dict(), _STATE: self._synthetic_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, or from that of the real buffer alone."""
+        """Restore a `state_dict` of this class or of the real buffer alone."""
         self._load(state.get(_STATE), lambda: self.real.load_state_dict(state))
 
     def dumps(self, path: Any) -> None:
-        """Write the real buffer as TorchRL does, and the synthetic part to a file beside it."""
+        """Write the real buffer with TorchRL's `dumps`, and the synthetic part to one more file in the folder."""
         self.real.dumps(path)
         self._count()
         file = Path(path) / _FILE
         if self.source is not None:
             self.source.save(file)
         else:
-            file.unlink(missing_ok=True)  # that of an earlier dump
+            file.unlink(missing_ok=True)  # of an earlier dump
 
     def loads(self, path: Any) -> None:
-        """Continue from `dumps`, or from what the real buffer alone has written."""
+        """Load files written by `dumps` of this class or of the real buffer alone."""
         file = Path(path) / _FILE
         synthetic = load_checkpoint(file, SyntheticSource.kind) if file.exists() else None
         self._load(synthetic, lambda: self.real.loads(path))
@@ -309,7 +315,7 @@ class SynthERReplayBuffer:
     load = loads
 
     def _load(self, synthetic: dict[str, Any] | None, load_real: Callable[[], None]) -> None:
-        """The synthetic part first where there is one to hold it against: if it does not fit, nothing changes."""
+        """Load both parts. The synthetic part comes first if possible: a mismatch then changes nothing."""
         if self.real_ratio < 1.0 and len(self.real):
             self._make_source()
         before, was_empty = self._synthetic_state(), not len(self.real)
@@ -318,7 +324,7 @@ class SynthERReplayBuffer:
         try:
             load_real()
             if self.source is None and synthetic is not None and self.real_ratio < 1.0:
-                self._awaited = synthetic  # where nothing is stored, until something tells the layout
+                self._awaited = synthetic  # kept until data determine the layout
                 if len(self.real):
                     self._make_source()
         except BaseException:
@@ -329,7 +335,7 @@ class SynthERReplayBuffer:
                 self.real.empty()
             raise
         self._counted = self._total()
-        if synthetic is None:  # rows of a plain buffer: what was generated is not like them
+        if synthetic is None:  # real rows only: the present synthetic rows do not belong to them
             self._counted -= len(self.real)
             if self.source is not None:
                 self.source.start_over()
@@ -338,7 +344,7 @@ class SynthERReplayBuffer:
         return None if self.source is None else self.source.state_dict()
 
     def _count(self) -> None:
-        """Tell the source of the transitions that were added."""
+        """Update the step count of the source."""
         if self.source is not None:
             total = self._total()
             if total < self._counted:  # the real buffer itself was emptied
@@ -347,9 +353,9 @@ class SynthERReplayBuffer:
             self._counted = total
 
     def _total(self) -> int:
-        """Transitions that were ever added, those included that somebody wrote to the real buffer itself.
+        """Return the number of transitions ever added, including direct writes to the real buffer (collectors).
 
-        A collector may do that. Only writers that go round tell, and in a storage of several axes they count along one.
+        Direct writes are only counted by round-robin writers of one-dimensional storages.
         """
         real = self.real
         if getattr(real, "initialized", True) and real.storage.ndim == 1 and isinstance(real.writer, RoundRobinWriter):
@@ -357,33 +363,34 @@ class SynthERReplayBuffer:
         return self._added
 
     def _check(self, data: Any) -> None:
-        """Before the first data get in; afterwards the storage sees to it that they are alike."""
+        """Check the keys of the first data; the storage checks later data."""
         if not self._checked and self.real_ratio < 1.0:
-            if not len(self.real.transform):  # else it is not what gets stored
+            if not len(self.real.transform):  # a transform may change the keys
                 self._keys.check(data[0] if isinstance(data, list) and data else data)
             self._checked = True
 
-    def _refuse_sequences(self) -> None:
+    def _check_sampler(self) -> None:
+        """Raise ValueError if batches are not independent single transitions."""
         real = self.real
         sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
         if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
             raise ValueError(
-                "real: only buffers whose batches are single transitions in any order can be mixed with synthetic "
-                f"ones, got {type(real).__name__} with {type(real.sampler).__name__}"
+                "real: expected a buffer that samples single transitions independently, "
+                f"got {type(real).__name__} with {type(real.sampler).__name__}"
             )
 
     def _make_source(self) -> SyntheticSource:
         if self.source is None:
-            self._refuse_sequences()
+            self._check_sampler()
             if not len(self.real):
-                raise ValueError("buffer: it is empty, add transitions before sampling")
+                raise ValueError("buffer is empty: add transitions before sampling")
             with locked(self.real):
                 layout = Layout(self._keys, stored(self.real, slice(0, 1)), *self._specs)
             rows = RealEntries(self.real, layout)
             device = self._wanted_device or getattr(self.real.storage, "device", None) or "cpu"
             source = self._options.build(rows, layout.spec, device)
             source.steps = 0
-            # What was in the storage of a delayed buffer counts, too.
+            # Includes rows that a buffer with delayed initialisation already had.
             self._counted = min(self._counted, self._total() - len(self.real))
             if self._awaited is not None:
                 source.load_state_dict(self._awaited)
@@ -391,35 +398,35 @@ class SynthERReplayBuffer:
         return self.source
 
     def _transformed(self, rows: Tensor) -> dict[Any, Tensor]:
-        """The entries of synthetic rows after the transforms of the real buffer."""
+        """Convert synthetic rows to entries and apply the transforms of the real buffer."""
         values: dict[Any, Tensor] = self._layout.unpack(rows)
         if not len(self.real.transform):
             return values
-        home = getattr(self.real.storage, "device", None) or rows.device  # where transforms keep their constants
+        home = getattr(self.real.storage, "device", None) or rows.device  # device of the constants of transforms
         data = as_tensordict(values, len(rows), rows.device).to(home)
         try:
             data = self.real.transform(data).to(rows.device)
         except KeyError as error:
             raise ValueError(
-                f"transform: it needs an entry that synthetic rows do not have, they have {sorted(map(str, values))}"
+                f"transform: requires an entry that synthetic rows lack ({error}); they have {sorted(map(str, values))}"
             ) from error
         entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
         return entries
 
     def _batch_entries(self) -> tuple[Key, ...]:
-        """The entries that real and synthetic rows have in common; the same in every batch."""
+        """Return the keys that real and synthetic rows have in common."""
         transforms = tuple(map(id, self.real.transform))
         if not self._entries or self._entries_for != transforms:
             with locked(self.real):
                 synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
                 real = self.real._collate_fn(self.real.storage[:1])
-            real = self.real.transform(real.clone()) if transforms else real  # which may work in place
+            real = self.real.transform(real.clone()) if transforms else real  # transforms may work in place
             self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
             self._entries_for = transforms
         return self._entries
 
     def _info_of_none(self, places: Tensor, size: int) -> dict[str, Any]:
-        """The info of a batch without real rows: like what the sampler tells of one row, without that one."""
+        """Return the info of a batch without real rows; keys and dtypes are those of the sampler's info."""
         if self._empty_info is None:
             _, info = self._rows.sample(1, self._batch_entries())
             self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}

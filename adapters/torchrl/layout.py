@@ -1,4 +1,4 @@
-"""Which entries of a TensorDict make a transition, and how they become rows and rows become entries."""
+"""Layout: conversion between the entries of a TensorDict and rows of transitions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def next_of(key: Key) -> tuple[str, ...]:
-    """Where the value after the step is: ``("next", key)``."""
+    """Return the key after the step: ``("next", key)``."""
     return ("next", *((key,) if isinstance(key, str) else key))
 
 
 @dataclass(frozen=True)
 class TransitionKeys:
-    """Names of the entries; observation, reward and terminated of the next state are below ``"next"``."""
+    """Keys of a transition. Reward, terminated and the next observation are under ``"next"``."""
 
     observations: tuple[Key, ...]
     action: Key
@@ -37,7 +37,7 @@ class TransitionKeys:
 
     @classmethod
     def of(cls, observations: Key | Sequence[Key], action: Key, reward: Key, terminated: Key) -> TransitionKeys:
-        """From what a user gives: a key or a list of keys for the observations."""
+        """Make the keys from user input: one key or a list of keys for the observations."""
         listed = [observations] if isinstance(observations, str | tuple) else list(observations)
         if not listed:
             raise ValueError(f"observation_keys: expected at least one key, got {observations!r}")
@@ -46,57 +46,55 @@ class TransitionKeys:
         )
 
     def columns(self) -> tuple[Key, ...]:
-        """The entries of a transition in the order of a row's columns."""
+        """Return the keys in the order of the row's columns."""
         following = tuple(next_of(key) for key in self.observations)
         return (*self.observations, self.action, next_of(self.reward), *following, next_of(self.terminated))
 
     def check(self, data: Any) -> None:
-        """Refuse data that holds no transitions."""
+        """Raise an error unless the data hold all keys."""
         if not isinstance(data, TensorDictBase):
             raise TypeError(f"data: expected a TensorDict, got {type(data).__name__}")
         missing = [key for key in self.columns() if data.get(key, None) is None]
         if missing:
             hint = ""
             if next_of(self.terminated) in missing and data.get(next_of("done"), None) is not None:
-                hint = (
-                    "; done is there, but it counts time limits, after which the value of the next state still matters"
-                )
+                hint = "; 'done' cannot replace 'terminated', because it includes time limits"
             raise ValueError(
-                f"data: no entries {missing} among {sorted(map(str, data.keys(True, True)))}; name yours with "
-                f"observation_keys, action_key, reward_key and terminated_key{hint}"
+                f"data: missing entries {missing}, got {sorted(map(str, data.keys(True, True)))}; set "
+                f"observation_keys, action_key, reward_key and terminated_key to your names{hint}"
             )
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One entry as columns of a row."""
+    """One entry and its columns in a row."""
 
     key: Key
     columns: slice
     shape: tuple[int, ...]
     dtype: torch.dtype
-    classes: int  # of a one-hot vector, which is one column; 0: none
+    classes: int  # length of a one-hot vector, which becomes one column; 0: not one-hot
 
 
 class Layout:
-    """How the entries of one buffer's data become rows.
+    """Converts the entries of one buffer to rows and back.
 
     Args:
-        keys: Names of the entries.
-        example: Data as it is stored, ``(n,)``.
-        action_spec: TorchRL's spec of the actions.
-        observation_spec: TorchRL's spec of the observations, for their bounds; None for floating-point ones.
+        keys: Keys of a transition.
+        example: Stored data, ``(n,)``.
+        action_spec: TorchRL spec of the action.
+        observation_spec: TorchRL spec of the observation; None: unbounded floating-point observations.
     """
 
     def __init__(
         self, keys: TransitionKeys, example: TensorDictBase, action_spec: Any, observation_spec: Any = None
     ) -> None:
-        """Read shapes and dtypes off the example."""
+        """Read shapes and dtypes from the example."""
         keys.check(example)
         if example.get("steps_to_next_obs", None) is not None:
             raise ValueError(
-                "data: they hold n-step returns (steps_to_next_obs); synthetic rows have one step, and a loss would "
-                "discount them alike. Store single steps"
+                "data: n-step returns (steps_to_next_obs) are not supported, because the loss would discount one-step "
+                "synthetic rows like n-step rows; store single steps"
             )
         if example.ndim != 1:
             raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
@@ -134,9 +132,9 @@ class Layout:
         *numbers, terminated = self.entries
         self.number_keys = [entry.key for entry in numbers]
         self.number_widths = [entry.columns.stop - entry.columns.start for entry in numbers]
-        ends = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
-        self.terminated_flags = 1 + len(ends)
-        self.flag_keys = [terminated.key, *ends, *(key for key, _ in self._flags if key not in ends)]
+        terminations = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
+        self.terminated_flags = 1 + len(terminations)
+        self.flag_keys = [terminated.key, *terminations, *(key for key, _ in self._flags if key not in terminations)]
         self.is_packed = (
             all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)
             and (terminated.dtype, terminated.shape) == (torch.bool, (1,))
@@ -144,7 +142,7 @@ class Layout:
         )
 
     def rows(self, data: TensorDictBase) -> Tensor:
-        """Entries of ``(n,)`` transitions as rows ``(n, dim)``."""
+        """Convert the entries of ``(n,)`` transitions to rows ``(n, dim)``."""
         parts = []
         for entry in self.entries:
             value = data.get(entry.key)
@@ -153,7 +151,7 @@ class Layout:
         return torch.cat(parts, 1)
 
     def unpack(self, rows: Tensor) -> dict[Key, Tensor]:
-        """Rows ``(n, dim)`` as entries, the flags that the data has besides included."""
+        """Convert rows ``(n, dim)`` to entries, including all flags of the data."""
         found: dict[Key, Tensor] = {}
         for entry in self.entries:
             value = rows[:, entry.columns]
@@ -162,7 +160,7 @@ class Layout:
             elif len(entry.shape) != 1:
                 value = value.reshape(-1, *entry.shape)
             found[entry.key] = value.to(entry.dtype)
-        # A generated episode ends by the task alone, so `done` is `terminated`; all other flags are down.
+        # Synthetic rows have no time limits: `done` equals `terminated`, all other flags are False.
         flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
         for flag, (key, shape) in zip(flags.unbind(), self._flags, strict=True):
             if key in (next_of("done"), next_of("terminated")):
@@ -172,29 +170,31 @@ class Layout:
 
 
 def _entry_spec(spec: Any, key: Key, name: str) -> Any:
-    """The spec of one entry, out of a composite one."""
+    """Return the spec of one entry of a composite spec."""
     if not isinstance(spec, Composite):
         return spec
     if key not in spec.keys(True, True):
-        raise ValueError(f"{name}: expected one with an entry {key!r}, got {sorted(map(str, spec.keys(True, True)))}")
+        raise ValueError(
+            f"{name}: expected a spec with the entry {key!r}, got {sorted(map(str, spec.keys(True, True)))}"
+        )
     return spec[key]
 
 
 def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
-    """The Gymnasium space of one entry ``(n, *shape)``; without a spec, that of any value of the example's type."""
+    """Return the Gymnasium space of one entry ``(n, *shape)``; without a spec, the full range of its dtype."""
     shape = tuple(example.shape[1:])
     if spec is None:
         if example.dtype.is_floating_point:
             return spaces.Box(-np.inf, np.inf, shape, np.float32)
         if example.dtype in (torch.bool, torch.uint8):
             return spaces.MultiBinary(shape) if example.dtype == torch.bool else spaces.Box(0, 255, shape, np.uint8)
-        raise ValueError(f"{name}: needed for the bounds of {example.dtype} values, for example env.observation_spec")
-    if shape != tuple(spec.shape)[len(spec.shape) - len(shape) :]:  # an environment may have leading axes of its own
-        raise ValueError(f"{name}: expected one of values of shape {shape}, as in the data, got {tuple(spec.shape)}")
+        raise ValueError(f"{name}: required for the bounds of {example.dtype} values, pass env.observation_spec")
+    if shape != tuple(spec.shape)[len(spec.shape) - len(shape) :]:  # the spec of a batched environment has leading axes
+        raise ValueError(f"{name}: got shape {tuple(spec.shape)}, expected {shape} as in the data")
     if type(spec) is OneHot:
         return spaces.Discrete(int(spec.space.n))
     if isinstance(spec, MultiOneHot):
-        raise TypeError(f"{name}: several one-hot vectors in one entry are not supported, got {spec}")
+        raise TypeError(f"{name}: MultiOneHot specs are not supported, got {spec}")
     if isinstance(spec, MultiCategorical):
         return spaces.MultiDiscrete(spec.nvec.reshape(-1, spec.nvec.shape[-1])[0].cpu().numpy())
     if isinstance(spec, Binary):
@@ -203,7 +203,7 @@ def _space(spec: Any, example: Tensor, name: str) -> spaces.Space[Any]:
         return spaces.Discrete(int(spec.space.n)) if math.prod(shape) == 1 else _categories(int(spec.space.n), shape)
     if isinstance(spec, Bounded | Unbounded):
         low, high = (bound.expand(*spec.shape).cpu().numpy() for bound in (spec.space.low, spec.space.high))
-        # bounds are the same along leading axes, so the first will do
+        # bounds are equal along the leading axes
         low, high = (bound.reshape(-1, *shape)[0] for bound in (low, high))
         if isinstance(spec, Unbounded) and example.dtype.is_floating_point:
             low, high = np.full(shape, -np.inf), np.full(shape, np.inf)

@@ -1,1 +1,1 @@
-"""What every part uses: device checks, seeds, compiled and captured functions."""
+"""Shared helpers: argument checks, seeds, compiled kernels and CUDA graphs."""

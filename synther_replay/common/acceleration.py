@@ -1,4 +1,4 @@
-"""What makes the same code fast on CUDA: fused element-wise functions and captured graphs."""
+"""CUDA acceleration: fused element-wise functions and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from synther_replay.errors import is_out_of_memory
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Every stack size, batch size and chunk size is a shape of its own; the default limit of 8 suits one training script.
+# Every stack, batch and chunk size needs a compilation of its own; torch's default limit is 8.
 _SHAPES_PER_FUNCTION = 64
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function of element-wise operations and sums into few kernels when its first argument is on a GPU.
+    """Compile a function of element-wise operations and sums into few kernels if its first argument is on a GPU.
 
-    On the CPU, and where it cannot be compiled, the function runs as it is written.
+    On the CPU, and if compilation fails, the function runs uncompiled.
     """
     compiled: Callable[P, R] | None = None
 
@@ -40,8 +40,10 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if compiled is function or is_out_of_memory(error):
                 raise
-            # A machine may have Triton but no C compiler; slow is better than not at all.
-            warnings.warn(f"{function.__name__} cannot be compiled and runs slower: {error}", stacklevel=2)
+            # For example Triton without a C compiler: run uncompiled.
+            warnings.warn(
+                f"{function.__name__} could not be compiled, using the slower uncompiled version: {error}", stacklevel=2
+            )
             compiled = function
             return function(*args, **kwargs)
 
@@ -50,16 +52,16 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled at all."""
+    """Return whether Triton is installed, which `torch.compile` needs on a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
 def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], None]:
-    """Record the CUDA kernels of `function` once and return a function that replays them.
+    """Capture `function` as a CUDA graph and return a function that replays it.
 
-    `function` must read and write the same memory each time, and draw random numbers from `rng` alone, whose seed and
-    offset are read at every replay. It is run twice here before it is recorded, so that nothing is compiled or
-    allocated during the recording; the caller restores whatever state that changed.
+    `function` must read and write the same memory in every call and draw random numbers only from `rng`, whose seed and
+    offset are read at every replay. It runs twice before the capture, because nothing may be compiled or allocated
+    during one. The caller restores the state that these calls change.
     """
     with torch.cuda.device(rng.device):
         stream = torch.cuda.Stream()
@@ -70,7 +72,7 @@ def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], 
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(rng)
-        # "thread_local": another thread's allocations or copies to the device are no business of this recording
+        # "thread_local": CUDA calls of other threads must not invalidate the capture
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             function()
     return graph.replay

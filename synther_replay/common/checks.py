@@ -1,4 +1,4 @@
-"""Checks of arguments that several modules make."""
+"""Argument checks shared by several modules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:
-    """A Python or NumPy integer of at least `least`, as a Python one.
+    """Return a Python or NumPy integer as an int.
 
     Raises:
-        TypeError: Not an integer; a bool is none, either.
-        ValueError: Too small.
+        TypeError: Not an integer, or a bool.
+        ValueError: Less than `least`.
     """
     if type(value) is not int and (isinstance(value, bool) or not hasattr(value, "__index__")):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
@@ -24,10 +24,10 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """A torch device with its index; "auto" is the GPU if there is one, else the CPU.
+    """Return a torch device with its index; "auto" is the GPU if there is one, else the CPU.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: The device does not exist.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,13 +36,13 @@ def resolve_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: expected 'auto' or a torch device, got {device!r}") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: there is no CUDA device, got {device!r}")
+        raise ValueError(f"device: got {device!r}, but CUDA is not available")
     if resolved.type == "cuda" and resolved.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return resolved
 
 
 def device_or_cpu(device: torch.device) -> torch.device:
-    """The device if this machine has it, else the CPU: for what was pickled on another machine."""
+    """Return the device if it exists on this machine, else the CPU; for unpickling on another machine."""
     missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     return torch.device("cpu") if missing else device

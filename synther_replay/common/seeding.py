@@ -1,4 +1,4 @@
-"""Seeds for independent random streams, derived from one seed without touching any global state."""
+"""Independent random streams derived from one seed; global random state is never touched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """A seed for the stream named by `keys`; near seeds and keys give unrelated streams.
+    """Return the seed of the stream named by `keys`; similar seeds and keys give independent streams.
 
     >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
     (True, False)
@@ -16,5 +16,5 @@ def derive_seed(seed: int, *keys: int) -> int:
 
 
 def generator_for(device: torch.device | str, seed: int, *keys: int) -> torch.Generator:
-    """A fresh random generator on `device` for the stream named by `keys`."""
+    """Return a new random generator on `device` for the stream named by `keys`."""
     return torch.Generator(device).manual_seed(derive_seed(seed, *keys))

@@ -1,1 +1,1 @@
-"""Transitions: layout, checks, and the codec to and from the matrix that a generator models."""
+"""Transitions: layout, validation, and the codec to and from the matrix that the generator models."""

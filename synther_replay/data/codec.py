@@ -1,20 +1,19 @@
-"""Transitions <-> the flat, normalised codes that the generator models.
+"""TransitionCodec: transitions <-> the flat, normalised codes that the generator models.
 
 Per column of a row:
 
-* continuous and ordinal columns are standardised with statistics of the data (rewards optionally not), see
-  `standardisation`;
-* bounded continuous actions may be taken for what they were before a tanh (`unsquash_actions`): most policies make
-  them so, and what is crowded before a bound is spread out there;
-* values that pile up exactly on a bound (a saturated action, a speed limit) are moved outwards, and clipping brings
-  them back: a continuous model would otherwise smear the pile over its neighbourhood. With `find_limits` the least and
-  the largest value that was seen in observations and rewards are bounds, too, where enough rows have exactly them;
-* a discrete value among n becomes ceil(log2 n) codes of -1 and +1, its binary digits ("analog bits", Chen et al.
-  2022): values without an order stay apart, and few codes are needed for many values. Where n is no power of two, a
-  pattern of digits that stands for no value becomes the highest one;
-* ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 on the way back.
+* Continuous and ordinal columns are standardised with statistics of the data, see `standardisation`. Rewards are
+  optional.
+* Bounded continuous actions are optionally mapped through atanh (`unsquash_actions`). Most policies end in a tanh,
+  which crowds actions near their bounds; the inverse spreads them out.
+* Values that lie exactly on a bound in many rows (saturated actions, a speed limit) are moved outwards by half a
+  standard deviation, and clipping restores them. A continuous model would otherwise smear such a point mass. With
+  `find_limits`, the smallest and largest value of observations and rewards also count as bounds if they are frequent.
+* A discrete value among n is encoded by its ceil(log2 n) binary digits as -1 and +1 ("analog bits", Chen et al. 2022).
+  If n is not a power of two, digit patterns beyond the highest value decode to the highest value.
+* ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 when decoding.
 
-Codes that are the same in all rows are written back exactly as they were. Statistics are per model of a stack.
+Columns that are constant in the data decode to exactly that constant. Statistics are per model of a stack.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from synther_replay.data.standardisation import Standardisation
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.errors import CheckpointError
 
-# A column has a pile on a bound when this share of its rows lies there; it is moved by so many standard deviations.
+# A bound has a point mass if at least this share of the rows lies on it ...
 _PILE_SHARE = 0.01
-_PILE_DISTANCE = 0.5
-# The least or largest value seen is a limit when so many rows have exactly it, and this share: numbers that nothing
-# clips are hardly ever the same.
+_PILE_DISTANCE = 0.5  # ... which is moved outwards by this many standard deviations.
+# `find_limits`: an extreme value is a limit if at least this many rows, and this share, have exactly that value.
+# Unclipped floating-point values hardly ever repeat.
 _LIMIT_ROWS = 10
 _LIMIT_SHARE = 0.001
-# An action that has come this share of the way from the middle to its bound counts as on it.
+# An action at or beyond this fraction of the way from the centre to its bound counts as on the bound.
 _SQUASHED = 1 - 1e-6
-# What it was before tanh, as a float32, less a last digit that devices may round in another way.
+# atanh of it in float32, minus one unit in the last place for differences in rounding between devices.
 _UNSQUASHED_END = float(np.nextafter(np.float32(np.arctanh(_SQUASHED)), np.float32(0)))
-_WIDEST = 1e4  # bounds further apart than this are not those of a tanh
+_WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
 
 
 class TransitionCodec:
-    """Encodes rows for a stack of M models and decodes what they generate.
+    """Encodes rows for a stack of M models and decodes generated codes.
 
     Args:
         spec: Layout of the rows.
         normalise_rewards: Whether to standardise the reward column (the paper does for Gym, not for DMC).
-        unsquash_actions: Whether bounded continuous actions are taken for what they were before a tanh.
-        find_limits: Whether many rows with the least or largest reward, or number in observations, mean that it is
-            clipped there, by a limit that its space does not tell.
+        unsquash_actions: Whether to map bounded continuous actions through atanh.
+        find_limits: Whether frequent extreme values of observations and rewards are treated as clipping limits that
+            the space does not declare.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class TransitionCodec:
         unsquash_actions: bool = False,
         find_limits: bool = False,
     ) -> None:
-        """Lay out the codes; `fit` finds the statistics."""
+        """Lay out the codes; `fit` computes the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
         self.find_limits = find_limits
@@ -99,11 +98,11 @@ class TransitionCodec:
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         of_reward = plain.index(spec.rewards.start)
-        self._what_happened = torch.tensor([c for c in range(self.code_dim - 1) if c != of_reward], device="cpu")
+        self._feature_columns = torch.tensor([c for c in range(self.code_dim - 1) if c != of_reward], device="cpu")
         self.statistics: dict[str, Tensor] = {}
 
     def fit(self, rows: Tensor) -> None:
-        """Find the statistics of rows ``(M, n, dim)``; all of them must be finite."""
+        """Compute the statistics of finite rows ``(M, n, dim)``."""
         self._move_to(rows.device)
         x = self._unsquashed(rows[..., self._plain])
         reward = self._plain == self.spec.rewards.start
@@ -114,8 +113,8 @@ class TransitionCodec:
             ("low", self._low, low, x.amin(1, keepdim=True), torch.minimum, torch.le),
             ("high", self._high, high, x.amax(1, keepdim=True), torch.maximum, torch.ge),
         ):
-            # Simulators do leave the bounds that their observation space declares, so what was seen is allowed; actions
-            # may not. Without a bound, nothing is generated beyond what was seen or is at least plausible.
+            # Simulators may exceed the bounds of their observation space, so observed values extend the bound; actions
+            # may not exceed theirs. Without a bound, values are clipped to the observed or plausible range.
             bound = self._unsquashed(declared)
             bound = torch.where(self._is_action, bound, outermost(bound, seen))
             clip = torch.where(
@@ -124,7 +123,7 @@ class TransitionCodec:
             pile = reaches(x, clip).float().mean(1, keepdim=True) >= _PILE_SHARE
             if self.find_limits:
                 limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])
-                limit &= ~(self._is_action | self._ordinal)  # which have bounds, or values that are often the same
+                limit &= ~(self._is_action | self._ordinal)  # actions have bounds, integers repeat anyway
                 clip = torch.where(limit, seen, clip)
                 pile |= limit
             s[f"clip_{side}"] = clip
@@ -135,7 +134,7 @@ class TransitionCodec:
         s["constant"] = torch.where(least == most, least, torch.nan)
 
     def encode(self, rows: Tensor) -> Tensor:
-        """Rows ``(M, n, dim)`` to codes ``(M, n, code_dim)``."""
+        """Encode rows ``(M, n, dim)`` as codes ``(M, n, code_dim)``."""
         s = self.statistics
         plain = self._unsquashed(rows[..., self._plain])
         outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
@@ -145,11 +144,11 @@ class TransitionCodec:
         return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
 
     def features(self, codes: Tensor) -> Tensor:
-        """The codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
-        return codes[..., self._what_happened]
+        """Return the codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
+        return codes[..., self._feature_columns]
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes ``(M, n, code_dim)`` to rows ``(M, n, dim)``, and which of them are finite, bool ``(M, n)``."""
+        """Decode codes ``(M, n, code_dim)`` to rows ``(M, n, dim)`` and a mask of finite rows, bool ``(M, n)``."""
         s = self.statistics
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
@@ -170,22 +169,22 @@ class TransitionCodec:
         return rows, finite
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the statistics."""
+        """Return copies of the statistics."""
         return {name: tensor.clone() for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over the statistics of `state_dict`; others are refused and change nothing."""
+        """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing."""
         if state and set(state) != set(_STATISTICS):
             raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
         for name, tensor in state.items():
             width = self.code_dim if name == "constant" else len(self._plain)
             if tensor.ndim != 3 or tensor.shape[1:] != (1, width):
-                raise CheckpointError(f"state: {name} of shape {tuple(tensor.shape)} is no statistic of this codec")
+                raise CheckpointError(f"state: {name}: got shape {tuple(tensor.shape)}, expected (stack, 1, {width})")
         self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
         self._move_to(device)
 
     def _unsquashed(self, plain: Tensor) -> Tensor:
-        """Values of the plain columns ``(..., columns)``, those of `_squashed` as they were before a tanh."""
+        """Map the `_squashed` columns of values ``(..., columns)`` through atanh."""
         if not len(self._squashed):
             return plain
         plain, low, high = plain.clone(), *self._bounds_of_squashed()
@@ -194,7 +193,7 @@ class TransitionCodec:
         return plain
 
     def _squash(self, plain: Tensor) -> Tensor:
-        """The inverse of `_unsquashed`, in place; what counts as on a bound is put there exactly."""
+        """Inverse of `_unsquashed`, in place; values that count as on a bound become exactly the bound."""
         if not len(self._squashed):
             return plain
         low, high = self._bounds_of_squashed()
@@ -204,7 +203,7 @@ class TransitionCodec:
         return plain
 
     def _bounds_of_squashed(self) -> tuple[Tensor, Tensor]:
-        """In float64: actions may be small beside their bounds."""
+        """Bounds in float64: actions may be small compared to their bounds."""
         return self._low[self._squashed].double(), self._high[self._squashed].double()
 
     def _move_to(self, device: torch.device) -> None:
@@ -214,13 +213,13 @@ class TransitionCodec:
 
 
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value of each column, in float32, never wider than the space's own bounds."""
+    """Bounds of each column in float32, rounded inwards so that they never exceed the bounds of the space."""
     low, high = np.full(spec.dim, -np.inf), np.full(spec.dim, np.inf)
     for name, leaves in spec.fields().items():
         columns = getattr(spec, name)
         low[columns] = np.concatenate([leaf.low for leaf in leaves])
         high[columns] = np.concatenate([leaf.high for leaf in leaves])
-    with np.errstate(over="ignore"):  # bounds that float32 cannot hold become infinite, then its largest number
+    with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite, then the largest float32
         low32, high32 = low.astype(np.float32), high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)

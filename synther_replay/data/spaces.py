@@ -1,10 +1,10 @@
 """Gymnasium spaces as a flat list of leaves, and as JSON.
 
-A `Leaf` is one array of an observation or action: a whole `Box`, or one entry of a `Dict` or `Tuple`. It knows which
-columns of a row it fills and how its values behave:
+A `Leaf` is one array of an observation or action: a whole `Box`, or one entry of a `Dict` or `Tuple`. Its kind is one
+of
 
 * ``real``: continuous (a floating-point `Box`);
-* ``ordinal``: integers with an order, rounded on the way back (an integer `Box`, for example an image);
+* ``ordinal``: integers with an order, rounded when decoded (an integer `Box`, for example an image);
 * ``category``: integers without an order (`Discrete`, `MultiDiscrete`, `MultiBinary`).
 """
 
@@ -21,7 +21,7 @@ from gymnasium import spaces
 Kind = Literal["real", "ordinal", "category"]
 Path = tuple[str | int, ...]
 
-# Rows are float32, which holds every integer up to here exactly.
+# float32 represents every integer up to this one exactly.
 MAX_EXACT_INTEGER = 2**24
 
 
@@ -30,10 +30,10 @@ class Leaf:
     """One array inside a space.
 
     Attributes:
-        path: Keys and indices that lead to it inside Dict and Tuple spaces; empty for a plain space.
+        path: Keys and indices inside Dict and Tuple spaces; empty for a plain space.
         shape: Shape of one value.
-        dtype: Type that decoded values have.
-        kind: How values behave, see the module's docstring.
+        dtype: Type of decoded values.
+        kind: See the docstring of the module.
         low: Smallest value per column, flat, may be ``-inf``.
         high: Largest value per column, flat, may be ``inf``.
     """
@@ -47,26 +47,26 @@ class Leaf:
 
     @property
     def where(self) -> str:
-        """The path as it stands in an error message: ``['camera'][0]``."""
+        """The path for error messages: ``['camera'][0]``."""
         return "".join(f"[{key!r}]" for key in self.path)
 
     @property
     def size(self) -> int:
-        """Number of columns it fills."""
+        """Number of columns."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
 def leaves_of(space: spaces.Space[Any], name: str, path: Path = ()) -> tuple[Leaf, ...]:
-    """The leaves of a space in a fixed order (`Dict` keys in the order of the space).
+    """Return the leaves of a space in a fixed order (`Dict` keys in the order of the space).
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
-        name: How to call the space in an error message.
-        path: Where the space sits inside the outermost one.
+        name: Name of the space in error messages.
+        path: Path of the space inside the outermost one.
 
     Raises:
-        TypeError: The space, or one inside it, is of a type that cannot be modelled as a fixed row of numbers.
-        ValueError: A discrete space has more values than float32 can tell apart, or a space has no entries.
+        TypeError: The space, or a space inside it, has an unsupported type.
+        ValueError: A discrete space has more values than float32 can represent exactly, or a space has no entries.
     """
     where = name + "".join(f"[{key!r}]" for key in path)
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -94,7 +94,7 @@ def leaves_of(space: spaces.Space[Any], name: str, path: Path = ()) -> tuple[Lea
     if leaf.size == 0:
         raise ValueError(f"{where}: the space has no entries (got {space})")
     if leaf.kind == "category" and max(abs(leaf.low).max(), abs(leaf.high).max()) > MAX_EXACT_INTEGER:
-        raise ValueError(f"{where}: integers beyond {MAX_EXACT_INTEGER} cannot be held exactly (got {space})")
+        raise ValueError(f"{where}: integers beyond {MAX_EXACT_INTEGER} are not exact in float32 (got {space})")
     return (leaf,)
 
 
@@ -103,14 +103,14 @@ def _leaf(path: Path, shape: tuple[int, ...], dtype: Any, kind: Kind, low: Any, 
     torch_dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     if kind == "ordinal":
         flat_low, flat_high = flat_low.clip(-MAX_EXACT_INTEGER), flat_high.clip(max=MAX_EXACT_INTEGER)
-    if torch_dtype == torch.float16:  # unbounded would mean infinite: rows reach further than this type
+    if torch_dtype == torch.float16:  # float32 rows have a larger range than float16
         largest = torch.finfo(torch_dtype).max
         flat_low, flat_high = flat_low.clip(-largest), flat_high.clip(max=largest)
     return Leaf(path, tuple(shape), torch_dtype, kind, flat_low, flat_high)
 
 
 def pick(value: Any, path: Path, name: str) -> Any:
-    """Follow a leaf's path into a nested observation or action."""
+    """Return the entry of a nested observation or action at a leaf's path."""
     for key in path:
         try:
             value = value[key]
@@ -120,7 +120,7 @@ def pick(value: Any, path: Path, name: str) -> Any:
 
 
 def nest(space: spaces.Space[Any], values: Sequence[Any]) -> Any:
-    """The inverse of walking the leaves: arrange one value per leaf the way the space is nested."""
+    """Arrange one value per leaf in the nesting of the space; inverse of `leaves_of`."""
     remaining = iter(values)
 
     def build(sub: spaces.Space[Any]) -> Any:
@@ -134,7 +134,7 @@ def nest(space: spaces.Space[Any], values: Sequence[Any]) -> Any:
 
 
 def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Describe a supported space with JSON values only."""
+    """Return a supported space as JSON values."""
     if isinstance(space, spaces.Dict):
         return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
@@ -154,7 +154,7 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(description: Mapping[str, Any]) -> spaces.Space[Any]:
-    """Rebuild a space from `space_to_json`."""
+    """Inverse of `space_to_json`."""
     kind = description["type"]
     if kind == "Dict":
         return spaces.Dict([(key, space_from_json(sub)) for key, sub in description["spaces"]])
@@ -168,19 +168,19 @@ def space_from_json(description: Mapping[str, Any]) -> spaces.Space[Any]:
         low, high = (np.broadcast_to(np.asarray(description[b], dtype=dtype), shape) for b in ("low", "high"))
         return spaces.Box(low, high, shape, dtype)
     if kind == "Discrete":
-        # Gymnasium before 1.2.2 knows int64 only and takes no dtype here.
+        # Gymnasium before 1.2.2 takes no dtype here and always uses int64.
         options = {} if dtype is np.int64 else {"dtype": dtype}
         return spaces.Discrete(description["n"], start=description["start"], **options)
     if kind == "MultiDiscrete":
         nvec, start = (np.asarray(description[key]) for key in ("nvec", "start"))
         return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
-    raise ValueError(f"space type {kind!r} is unknown")
+    raise ValueError(f"space: unknown type {kind!r}")
 
 
 def _compact(bound: np.ndarray) -> Any:
-    """A bound array as one number where all entries agree: images would fill the header otherwise.
+    """Return a bound array as one number if all entries are equal, to keep the JSON of images short.
 
-    JSON knows no infinity, so that becomes a string, which NumPy reads back.
+    JSON has no infinity; it becomes a string, which NumPy parses.
     """
     if (bound == bound.flat[0]).all():
         bound = bound.reshape(-1)[:1].reshape(())

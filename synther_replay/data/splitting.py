@@ -1,9 +1,8 @@
-"""Which rows are kept out of training: decided by the rows themselves.
+"""Split rows into a training and a held-out set by a hash of their contents.
 
-A warm-started model has already learnt from the rows that earlier fits trained on. A random split at every fit would
-hold out rows that it knows. So each row is ranked by a hash of its contents: a row that was once held out stays held
-out while the buffer grows, on every device and with every seed, and copies of a row stay together; but for a few at
-the edge, since the number of rows is exact.
+With a random split at every fit, a warm-started model would be validated on rows that an earlier fit trained on.
+Ranking rows by a hash keeps held-out rows held out while the buffer grows, on every device and with every seed, and
+keeps copies of a row together. A few rows near the threshold may change sides, because the held-out count is exact.
 """
 
 from __future__ import annotations
@@ -11,20 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# With fewer rows than this the held-out loss is mostly noise.
+# With fewer rows the held-out loss is mostly noise.
 MIN_HELD_OUT = 16
 
 
 def split_held_out(rows: Tensor, codes: Tensor, share: float) -> tuple[Tensor, Tensor | None]:
-    """Split codes into those to train on and those to measure on.
+    """Split codes into a training and a held-out set.
 
     Args:
-        rows: Rows ``(M, n, dim)``, whose contents decide.
-        codes: Their codes ``(M, n, code_dim)``.
+        rows: Rows ``(M, n, dim)``; their hash determines the split.
+        codes: Codes of the rows, ``(M, n, code_dim)``.
         share: Share of rows to hold out.
 
     Returns:
-        ``(M, n - k, code_dim)`` and ``(M, k, code_dim)``; all codes and None when k would be less than 16.
+        Training codes ``(M, n - k, code_dim)`` and held-out codes ``(M, k, code_dim)``; None instead of fewer than 16
+        held-out codes.
     """
     count = round(share * rows.shape[1])
     if count < MIN_HELD_OUT:
@@ -35,11 +35,11 @@ def split_held_out(rows: Tensor, codes: Tensor, share: float) -> tuple[Tensor, T
 
 
 def row_hash(rows: Tensor) -> Tensor:
-    """A 62-bit hash of each float32 row, ``(..., dim) -> (...)``, the same on every device."""
+    """Return a 62-bit hash of each float32 row, ``(..., dim) -> (...)``, identical on every device."""
     words = rows.contiguous().view(torch.int32)
     result = torch.zeros(rows.shape[:-1], dtype=torch.long, device=rows.device)
-    for column in words.unbind(-1):  # column by column: the whole matrix in int64 would double its memory
-        result = (result ^ column) * 0x5851F42D4C957F2D  # odd, so that no bit is lost; wraps around
+    for column in words.unbind(-1):  # column by column: an int64 copy of the matrix would be large
+        result = (result ^ column) * 0x5851F42D4C957F2D  # an odd factor is invertible modulo 2^64
         result = result ^ (result >> 29)
     return result & (2**62 - 1)
 

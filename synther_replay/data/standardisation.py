@@ -1,7 +1,7 @@
-"""Columns to mean 0 and deviation 1, such that one absurd value does not spoil the rest.
+"""Robust standardisation of columns to mean 0 and standard deviation 1.
 
-Outliers do not count in the statistics, and their codes grow as the logarithm of their distance: one absurd value must
-not squeeze all others into nothing, but a rare large reward must survive.
+Outliers are clamped in the statistics, so one extreme value does not compress all others. Their codes grow with the
+logarithm of their distance, so rare large values (a sparse reward) are preserved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A value is an outlier of its column when it lies further outside the central 99.8 % than so many times their span.
+# An outlier lies outside the central 99.8 % of its column by more than this many times their span.
 _OUTLIER_SPANS = 3.0
 _CENTRAL = 0.001
-_FEW_OUTLIERS = 5  # so many at either end are left out even where they are more than that share
-_LARGEST = 3e38  # float32 ends a little above
+_FEW_OUTLIERS = 5  # this many values at either end are excluded even if they are a larger share
+_LARGEST = 3e38  # slightly below the largest float32
 
 STATISTICS = ("mean", "scale", "low", "high")
 
@@ -27,10 +27,10 @@ class Standardisation:
     """Statistics per column and model of a stack, tensors ``(M, 1, columns)``.
 
     Attributes:
-        mean: Becomes the code 0.
-        scale: Distance from there that becomes the code 1.
-        low: Code below which distances are logarithmic.
-        high: Code above which they are.
+        mean: Value with code 0.
+        scale: Distance from the mean with code 1.
+        low: Code below which codes are logarithmic.
+        high: Code above which codes are logarithmic.
     """
 
     mean: Tensor
@@ -40,12 +40,12 @@ class Standardisation:
 
     @classmethod
     def from_statistics(cls, statistics: Mapping[str, Tensor]) -> Standardisation:
-        """Of those among others."""
+        """Select the statistics of this class from a larger mapping."""
         return cls(**{name: statistics[name] for name in STATISTICS})
 
     @classmethod
     def of(cls, x: Tensor, *, untouched: Tensor | None = None) -> Standardisation:
-        """Of values ``(M, n, columns)``; `untouched` columns, bool ``(columns,)``, keep mean and scale."""
+        """Compute the statistics of values ``(M, n, columns)``; the columns in the mask `untouched` are not scaled."""
         low, high = _plausible_range(x)
         mean, scale = _mean_and_scale(x, low, high)
         if untouched is not None:
@@ -53,13 +53,13 @@ class Standardisation:
         return cls(mean, scale, (low - mean) / scale, (high - mean) / scale)
 
     def to_codes(self, x: Tensor) -> Tensor:
-        """Values to codes."""
+        """Convert values to codes."""
         z = ((x - self.mean) / self.scale).clamp(-_LARGEST, _LARGEST)
         low, high = self.low, self.high
         return z.clamp(low, high) + (z - high).clamp(min=0).log1p() - (low - z).clamp(min=0).log1p()
 
     def to_values(self, codes: Tensor) -> Tensor:
-        """The inverse of `to_codes`."""
+        """Inverse of `to_codes`."""
         low, high, most = self.low, self.high, math.log(_LARGEST / 3)
         z = codes.clamp(low, high)
         z = z + (codes - high).clamp(0, most).expm1() - (low - codes).clamp(0, most).expm1()
@@ -67,12 +67,12 @@ class Standardisation:
 
     @property
     def plausible(self) -> tuple[Tensor, Tensor]:
-        """Values between which nothing is an outlier; infinite where every value may be the point of the column."""
+        """Range of values that are not outliers; infinite for columns that are almost constant."""
         return self.low * self.scale + self.mean, self.high * self.scale + self.mean
 
 
 def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Range beyond which a value counts as an outlier of its column, ``(M, 1, columns)`` each."""
+    """Lower and upper outlier threshold of each column, ``(M, 1, columns)`` each."""
     columns = x.transpose(1, 2).contiguous()
     rows = x.shape[1]
     extreme = max(int(rows * _CENTRAL), min(_FEW_OUTLIERS, rows // 50)) + 1
@@ -81,17 +81,17 @@ def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
         for largest in (False, True)
     )
     span = (high - low) * _OUTLIER_SPANS
-    # A column that is almost always the same (a sparse reward) has no span; its rare values are the point of it.
+    # The span of an almost constant column (a sparse reward) is 0; its rare values carry the information.
     span = torch.where(span > 0, span, torch.inf)
     return (low - span).float(), (high + span).float()
 
 
 def _mean_and_scale(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per column, ``(M, 1, columns)``; exact value and 1 for constant columns."""
+    """Mean and standard deviation per column, ``(M, 1, columns)``; the value itself and 1 for constant columns."""
     clamped = x.clamp(low, high).double()
     scale, mean = torch.std_mean(clamped, dim=1, keepdim=True, correction=0)
     constant = x.amin(1, keepdim=True) == x.amax(1, keepdim=True)
     mean = torch.where(constant, x[:, :1].double(), mean)
-    # The floor keeps a column of denormal numbers from overflowing when it is divided by its scale.
+    # The minimum avoids an overflow when a column of denormal numbers is divided by its scale.
     scale = torch.where(constant, 1.0, scale).clamp(min=1e-30)
     return mean.float(), scale.float()

@@ -1,12 +1,12 @@
-"""Transitions and the spec of their layout.
+"""Transitions and TransitionSpec.
 
-A set of transitions is **one float32 matrix**, a row per transition, with the columns
+A set of transitions is one float32 matrix with one row per transition and the columns
 
     observation | action | reward | next observation | terminated
 
-so that gathering, moving and concatenating are one operation each on any device. The named fields are views of it,
-with the shapes, the nesting and the dtypes of the Gymnasium spaces. ``terminated`` means that the task ended the
-episode; a time limit (`truncated`) is never mixed in, because the value of the next state still counts then.
+Gathering, moving and concatenating transitions are therefore single tensor operations. The named fields are read from
+the matrix with the shapes, nesting and dtypes of the Gymnasium spaces. ``terminated`` means that the task ended the
+episode. It excludes time limits (`truncated`), after which the critic still bootstraps from the next state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from synther_replay.data.spaces import Leaf, leaves_of, nest, pick, space_from_json, space_to_json
 from synther_replay.data.validation import check_finite, check_flags, check_leaf
 
-ROUNDING_OF_ACTIONS = 1e-5  # by which real ones may leave their bounds, as when they were scaled to [-1, 1]
+ROUNDING_OF_ACTIONS = 1e-5  # tolerance for real actions at their bounds, for example after scaling to [-1, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class TransitionSpec:
 
     @classmethod
     def from_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> TransitionSpec:
-        """Make the spec of an environment's transitions; an unsupported space is refused by name."""
+        """Make the spec for the spaces of an environment; raises TypeError for unsupported spaces."""
         return cls(
             observation_space,
             action_space,
@@ -56,17 +56,17 @@ class TransitionSpec:
 
     @cached_property
     def observation_dim(self) -> int:
-        """Columns of an observation."""
+        """Number of columns of an observation."""
         return sum(leaf.size for leaf in self.observation_leaves)
 
     @cached_property
     def action_dim(self) -> int:
-        """Columns of an action."""
+        """Number of columns of an action."""
         return sum(leaf.size for leaf in self.action_leaves)
 
     @cached_property
     def dim(self) -> int:
-        """Columns of a row."""
+        """Number of columns of a row."""
         return 2 * self.observation_dim + self.action_dim + 2
 
     @cached_property
@@ -81,7 +81,7 @@ class TransitionSpec:
 
     @cached_property
     def rewards(self) -> slice:
-        """The reward's column."""
+        """Column of the reward."""
         return slice(self.actions.stop, self.actions.stop + 1)
 
     @cached_property
@@ -91,11 +91,11 @@ class TransitionSpec:
 
     @cached_property
     def terminated(self) -> slice:
-        """The column of the termination flag."""
+        """Column of the termination flag."""
         return slice(self.dim - 1, self.dim)
 
     def outside_action_space(self, actions: Tensor, tolerance: float = 0.0) -> Tensor:
-        """Which values of actions ``(n, action_dim)`` leave their bounds by more than `tolerance`."""
+        """Return which values of actions ``(n, action_dim)`` exceed their bounds by more than `tolerance`."""
         low, high = (
             torch.as_tensor(
                 np.concatenate([getattr(leaf, bound) for leaf in self.action_leaves]), device=actions.device
@@ -105,7 +105,7 @@ class TransitionSpec:
         return (actions.double() < low - tolerance) | (actions.double() > high + tolerance)
 
     def fields(self) -> dict[str, tuple[Leaf, ...]]:
-        """The leaves of each field that has a space; reward and termination have none."""
+        """The leaves of each field that has a space (reward and terminated have none)."""
         return {
             "observations": self.observation_leaves,
             "actions": self.action_leaves,
@@ -120,31 +120,31 @@ class TransitionSpec:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Describe the spec with JSON values only."""
+        """Return the spec as JSON values."""
         return copy.deepcopy(self._description)
 
     @classmethod
     def from_json(cls, description: dict[str, Any]) -> TransitionSpec:
-        """Rebuild a spec from `to_json`."""
+        """Inverse of `to_json`."""
         return cls.from_spaces(
             space_from_json(description["observation_space"]), space_from_json(description["action_space"])
         )
 
     def __eq__(self, other: object) -> bool:
-        """Specs are equal when their spaces are described alike."""
+        """Specs are equal if their spaces have the same `to_json`."""
         return self is other or (isinstance(other, TransitionSpec) and self._description == other._description)
 
     def __hash__(self) -> int:
-        """Equal specs hash alike."""
+        """Equal specs have equal hashes."""
         return hash((self.observation_dim, self.action_dim))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transitions:
-    """Rows of transitions and the spec that says what their columns mean.
+    """Rows of transitions, ``(n, dim)``, and the spec of their columns.
 
-    The constructor trusts its rows; `from_arrays` checks what comes from outside. A leading axis, ``(M, n, dim)``,
-    holds the rows of M independent runs side by side.
+    The constructor checks only the shape; `from_arrays` and `check` validate the values. Rows ``(M, n, dim)`` hold the
+    transitions of M independent runs.
 
     >>> import gymnasium as gym
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2))
@@ -157,7 +157,7 @@ class Transitions:
     rows: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse a matrix of another width."""
+        """Check the shape."""
         if self.rows.ndim < 2 or self.rows.shape[-1] != self.spec.dim:
             raise ValueError(f"rows: expected shape (..., n, {self.spec.dim}), got {tuple(self.rows.shape)}")
 
@@ -173,15 +173,14 @@ class Transitions:
         *,
         device: torch.device | str | None = None,
     ) -> Transitions:
-        """Check and pack arrays, tensors or plain numbers.
+        """Validate and pack arrays, tensors or plain numbers.
 
-        The shape of `rewards` says how many transitions there are: a number is one transition, ``(n,)`` a batch,
-        ``(M, n)`` a batch for each of M runs. Dict and Tuple observations are given nested as the space is.
+        The shape of `rewards` determines the number of transitions: a number is one transition, ``(n,)`` a batch,
+        ``(M, n)`` a batch for each of M runs. Dict and Tuple observations have the nesting of their space.
 
         Raises:
             TypeError: A field does not hold numbers.
-            ValueError: A field has another shape than the spec says, holds NaN or infinity, or (discrete fields and
-                `terminated`) a value that does not exist.
+            ValueError: A field has the wrong shape, holds NaN or infinity, or has a value outside its discrete set.
         """
         reward = _tensor(rewards, "rewards", device)
         lead = tuple(reward.shape)
@@ -200,12 +199,12 @@ class Transitions:
 
     @property
     def observations(self) -> Any:
-        """Observations, nested as the space is; leaves ``(..., n, *shape)``."""
+        """Observations in the nesting of their space; leaves ``(..., n, *shape)``."""
         return self._unpack(self.spec.observations, self.spec.observation_leaves, self.spec.observation_space)
 
     @property
     def actions(self) -> Any:
-        """Actions, nested as the space is; leaves ``(..., n, *shape)``."""
+        """Actions in the nesting of their space; leaves ``(..., n, *shape)``."""
         return self._unpack(self.spec.actions, self.spec.action_leaves, self.spec.action_space)
 
     @property
@@ -215,7 +214,7 @@ class Transitions:
 
     @property
     def next_observations(self) -> Any:
-        """Next observations, nested as the space is; leaves ``(..., n, *shape)``."""
+        """Next observations in the nesting of their space; leaves ``(..., n, *shape)``."""
         return self._unpack(self.spec.next_observations, self.spec.observation_leaves, self.spec.observation_space)
 
     @property
@@ -224,20 +223,20 @@ class Transitions:
         return self.rows[..., self.spec.terminated.start] > 0.5
 
     def __len__(self) -> int:
-        """Number of transitions (per run, where rows of several runs are held)."""
+        """Number of transitions (per run)."""
         return self.rows.shape[-2]
 
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray | Tensor) -> Transitions:
-        """Some of the transitions: a slice, or indices, or a mask along the row axis."""
+        """Select transitions by a slice, indices or a mask along the row axis."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index, device=self.rows.device)
-            index = index if index.numel() else index.long()  # an empty list would be an index of floats
+            index = index if index.numel() else index.long()  # an empty list becomes a float tensor
         return Transitions(self.spec, self.rows[..., index, :])
 
     def check(self) -> None:
-        """Refuse rows that are no transitions of the spec: NaN, infinity, categories or flags that do not exist.
+        """Raise ValueError for rows with NaN, infinity, or discrete values and flags outside their sets.
 
-        `from_arrays` has done this already; rows that were put together otherwise may need it.
+        `from_arrays` includes this check; call it for rows from any other origin.
         """
         if self.rows.dtype != torch.float32:
             raise TypeError(f"rows: expected float32, got {self.rows.dtype}")
@@ -250,7 +249,7 @@ class Transitions:
         check_flags(self.rows[..., self.spec.terminated])
 
     def to(self, device: torch.device | str) -> Transitions:
-        """The same transitions on another device."""
+        """Return the transitions on another device."""
         return Transitions(self.spec, self.rows.to(device))
 
     def _check_finite(self) -> None:
@@ -270,13 +269,13 @@ class Transitions:
 
 
 def _tensor(value: Any, name: str, device: torch.device | str | None) -> Tensor:
-    """Any array-like of numbers as a tensor."""
+    """Convert an array-like of numbers to a tensor."""
     if isinstance(value, Tensor):
         tensor = value.detach() if device is None else value.detach().to(device)
     else:
         try:
-            # Through NumPy: torch is slow on lists of arrays and cannot read 0-d NumPy scalars of every type. Nor does
-            # it take arrays that are reversed, read-only or of foreign byte order; those are copied.
+            # Via NumPy: torch is slow on lists of arrays and cannot read every NumPy scalar type. It also rejects
+            # arrays with negative strides, read-only arrays and foreign byte order; those are copied.
             array = np.asarray(value)
             tensor = torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]), device=device)
         except (TypeError, ValueError) as error:
@@ -287,7 +286,7 @@ def _tensor(value: Any, name: str, device: torch.device | str | None) -> Tensor:
 
 
 def _shaped(tensor: Tensor, lead: tuple[int, ...], shape: tuple[int, ...], name: str) -> Tensor:
-    """Flatten one value's axes into columns after checking them."""
+    """Check the shape of a field and flatten its axes into columns."""
     expected = (*lead, *shape)
     if tuple(tensor.shape) != expected:
         raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
@@ -297,7 +296,7 @@ def _shaped(tensor: Tensor, lead: tuple[int, ...], shape: tuple[int, ...], name:
 def _pack_leaves(
     value: Any, leaves: tuple[Leaf, ...], lead: tuple[int, ...], name: str, device: torch.device | str | None
 ) -> list[Tensor]:
-    """Columns of one nested field."""
+    """Columns of one nested field, one tensor per leaf."""
     parts = []
     for leaf in leaves:
         where = name + leaf.where

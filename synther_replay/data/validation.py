@@ -1,4 +1,4 @@
-"""What values may stand in the columns of a transition."""
+"""Validation of the values of transitions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from synther_replay.data.spaces import MAX_EXACT_INTEGER, Leaf
 
 
 def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
-    """Refuse integers that do not exist, and numbers that the leaf's own type cannot hold.
+    """Raise ValueError for integers outside their range and floats that overflow the leaf's dtype.
 
     Args:
-        part: Values of the leaf, ``(..., size)``, in any type.
-        leaf: What they are to be.
-        where: How to call them in the error.
+        part: Values of the leaf, ``(..., size)``, of any dtype.
+        leaf: The leaf.
+        where: Name of the values in the error message.
     """
     if leaf.kind != "real":
         _check_integers(part, leaf, where)
-    elif leaf.dtype == torch.float16:  # the one type that is narrower than a row's
+    elif leaf.dtype == torch.float16:  # the only supported type narrower than float32
         check_finite(part.to(leaf.dtype), where)
 
 
 def check_flags(part: Tensor) -> None:
-    """Refuse termination flags other than 0 and 1."""
+    """Raise ValueError for termination flags other than 0 and 1."""
     if part.dtype == torch.bool:
         return
     wrong = (part != 0) & (part != 1)
@@ -33,12 +33,12 @@ def check_flags(part: Tensor) -> None:
 
 
 def check_finite(part: Tensor, where: str) -> None:
-    """Refuse NaN and infinity, with the number of rows that hold them."""
+    """Raise ValueError for NaN and infinity."""
     wrong = ~torch.isfinite(part)
     if bool(wrong.any()):
         count, bad = int(wrong.any(-1).sum()), part[wrong].flatten()[0].item()
         kind = str(part.dtype).removeprefix("torch.")
-        raise ValueError(f"{where}: {count} of {wrong[..., 0].numel()} rows are not finite in {kind} (found {bad})")
+        raise ValueError(f"{where}: {count} of {wrong[..., 0].numel()} rows are non-finite in {kind} (found {bad})")
 
 
 def _check_integers(part: Tensor, leaf: Leaf, where: str) -> None:
@@ -51,10 +51,10 @@ def _check_integers(part: Tensor, leaf: Leaf, where: str) -> None:
 
 
 def _limits(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest integer that may enter, per column.
+    """Smallest and largest accepted integer per column.
 
-    Categories outside the space do not exist. The bounds of a Box are often loose, so an ordinal only has to fit its
-    dtype: 300 would come back from uint8 as 44.
+    Categories must be in their space. Ordinals only have to fit their dtype, because environments often exceed the
+    bounds of an integer Box.
     """
     low, high = leaf.low, leaf.high
     if leaf.kind == "ordinal":

@@ -1,1 +1,1 @@
-"""Stacks of elucidated diffusion models (EDM, Karras et al. 2022) over fixed-width rows: tensors only."""
+"""Stacks of EDM diffusion models (Karras et al. 2022) of fixed-width rows; no RL code."""

@@ -4,9 +4,9 @@
     c_skip = 1 / (sigma^2 + 1)            c_in = 1 / sqrt(sigma^2 + 1)
     c_out = sigma / sqrt(sigma^2 + 1)     c_noise = ln(sigma) / 4
 
-The paper's loss weight, ``(sigma^2 + 1) / sigma^2``, is ``1 / c_out^2``. So the weighted denoising loss is the plain
-squared error between the network F and ``(x - c_skip * y) / c_out = (sigma * x - noise) / sqrt(sigma^2 + 1)``,
-which is how it is computed here: no division by a small sigma, and no denoised row has to be formed.
+EDM's loss weight ``(sigma^2 + 1) / sigma^2`` equals ``1 / c_out^2``. The weighted denoising loss is therefore the
+squared error between the network F and ``(x - c_skip * y) / c_out = (sigma * x - noise) / sqrt(sigma^2 + 1)``. It is
+computed in this form, which avoids a division by a small sigma.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_o
 
 
 class NoiseLevels(NamedTuple):
-    """How noise levels are drawn in training: ln(sigma) is normal, with EDM's mean and deviation."""
+    """Distribution of the noise levels in training: ln(sigma) ~ N(mean, std^2). The defaults are EDM's."""
 
     mean: float = -1.2
     std: float = 1.2
 
     def draw(self, size: tuple[int, ...], rng: torch.Generator) -> Tensor:
-        """Levels, float32, on the device of `rng`."""
+        """Draw noise levels, float32, on the device of `rng`."""
         normal = torch.randn(size, device=rng.device, generator=rng, dtype=torch.float32)
         return normal.mul(self.std).add(self.mean).exp()
 
 
 def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:
-    """Random Fourier features of the noise level.
+    """Compute random Fourier features of the noise level.
 
     Args:
         c_noise: ``(..., 1)``.
@@ -54,16 +54,16 @@ def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:
 def corrupt(
     x: Tensor, sigma: Tensor, noise: Tensor, frequencies: Tensor, width: int, features: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn clean rows into a regression problem for the network.
+    """Add noise to clean rows; return network inputs and regression targets.
 
     Args:
         x: Clean rows, ``(..., M, B, dim)``.
         sigma: Noise levels, ``(..., M, B, 1)``.
         noise: Standard normal, like `x`.
-        frequencies: Of the noise features, ``(M, 1, fourier / 2)``.
+        frequencies: Frequencies of the noise features, ``(M, 1, fourier / 2)``.
         width: Padded row width.
         features: Padded feature width.
-        dtype: Type in which the network computes.
+        dtype: Compute dtype of the network.
 
     Returns:
         Network input ``(..., M, B, width)``, noise features ``(..., M, B, features)``, target ``(..., M, B, dim)``.
@@ -101,8 +101,8 @@ def _denoised(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
 
 
 def denoise(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float) -> Tensor:
-    """``D(x; sigma)`` for rows ``(M, B, dim)`` that share one noise level."""
-    level = x.new_full((1, 1, 1), sigma)  # on the device: a number would be compiled in, once for every noise level
+    """Return ``D(x; sigma)`` for rows ``(M, B, dim)`` at one noise level."""
+    level = x.new_full((1, 1, 1), sigma)  # a tensor: a Python float would cause a recompilation per noise level
     features = _level_features(level, frequencies, shape.padded_features, w.out.dtype)
     y = forward_at_one_level(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features)
     return _denoised(x, y, level)

@@ -1,4 +1,4 @@
-"""Draws rows from a stack of denoisers in chunks of bounded memory; on CUDA a chunk is one captured graph."""
+"""StackSampler: samples rows from a stack of denoisers in chunks; on CUDA a chunk is one CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synther_replay.diffusion.network import NetworkShape, Weights
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Which solver and with which constants; the fields are explained in `GeneratorConfig`."""
+    """Solver and its constants; see `GeneratorConfig` for the fields."""
 
     solver: str
     steps: int
@@ -34,7 +34,7 @@ SOLVERS = ("heun", "dpm_solver_2m")
 
 
 def solve(denoise: samplers.Denoiser, noise: Tensor, settings: SamplerSettings, rng: torch.Generator) -> Tensor:
-    """Turn standard normal rows into rows of the data's distribution."""
+    """Solve the reverse process: standard normal noise to samples of the data distribution."""
     sigmas = samplers.karras_sigmas(
         settings.steps, sigma_min=settings.sigma_min, sigma_max=settings.sigma_max, rho=settings.rho
     )
@@ -54,15 +54,15 @@ def solve(denoise: samplers.Denoiser, noise: Tensor, settings: SamplerSettings, 
 
 
 class StackSampler:
-    """Samples from M denoisers whose weights it holds a copy of.
+    """Samples from M denoisers; holds a copy of their weights.
 
     Args:
         shape: Sizes of each network.
         stack: M.
-        device: Where it computes.
-        dtype: Type of the matrix products.
+        device: Compute device.
+        dtype: Dtype of the matrix products.
         settings: Solver and constants.
-        chunk: Rows (of all models together) that are computed at a time.
+        chunk: Rows computed at once, over all models.
     """
 
     def __init__(
@@ -84,18 +84,19 @@ class StackSampler:
         self._replay: Callable[[], None] | None = None
 
     def load(self, weights: Tensor, frequencies: Tensor) -> None:
-        """Take over averaged weights ``(M, P)`` and frequencies; a captured graph stays valid."""
+        """Copy EMA weights ``(M, P)`` and frequencies in place; CUDA graphs stay valid."""
         self.weights.copy_(weights)
         self.frequencies.copy_(frequencies)
 
     @torch.no_grad()
     def draw(self, n: int, seed: int, write: Callable[[int, Tensor], None]) -> None:
-        """Generate `n` rows per model and hand them on chunk by chunk.
+        """Generate `n` rows per model, chunk by chunk.
 
         Args:
             n: Rows per model.
-            seed: The same seed gives the same rows on the same device.
-            write: Called with the index of a chunk's first row and the chunk, ``(M, k, dim)``, valid until the next.
+            seed: Random seed; rows are deterministic per device.
+            write: Called with the index of the first row of a chunk and the chunk ``(M, k, dim)``, whose memory is
+                reused by the next chunk.
         """
         if self.device.type == "cuda" and self._replay is None:
             self._chunk = self._chunk.new_empty(len(self.weights), self.rows_per_chunk, self.shape.dim)

@@ -1,14 +1,14 @@
-"""The denoising network of M independent models: a residual MLP with its gradient written out.
+"""The denoising network of M independent models: a residual MLP with a hand-written backward pass.
 
     s = silu(features @ time1 + b)                  noise level, as random Fourier features
-    z = s @ time2 + x @ project + b                 noised row
+    z = s @ time2 + x @ project + b                 noisy row
     h_0 = z @ widen + b_0
     h_{k+1} = h_k + relu(h_k) @ blocks[k] + b_{k+1}
     y = relu(h_depth) @ out + b
 
-All parameters of a model lie in one row of one matrix ``(M, P)``, so that clipping, Adam and the moving average are
-a few operations on that matrix. The gradient is written by hand because it then lands in such a matrix directly:
-nothing is zeroed, copied or accumulated, and the weight gradients of all blocks are one matrix product.
+All parameters are one matrix ``(M, P)`` with one row per model, so clipping, Adam and EMA are a few operations on it.
+The hand-written backward pass writes the gradient into a matrix of the same layout: nothing is zeroed, copied or
+accumulated, and the weight gradients of all blocks are one matrix product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from synther_replay.common.acceleration import fused
 
-# Tensor cores want rows of bf16 numbers to start at multiples of 16 bytes.
+# Tensor cores need bf16 rows aligned to 16 bytes.
 _ALIGN = 8
 
 
@@ -38,10 +38,10 @@ class NetworkShape:
     """Sizes of one model.
 
     Attributes:
-        dim: Columns of a row.
-        width: Units of a hidden layer, a multiple of 8.
+        dim: Number of columns of a row.
+        width: Units per hidden layer, a multiple of 8.
         depth: Number of residual blocks.
-        embedding: Units in which noise level and row meet, a multiple of 8.
+        embedding: Units of the joint embedding of row and noise level, a multiple of 8.
         fourier: Number of random Fourier features of the noise level, even.
     """
 
@@ -53,12 +53,12 @@ class NetworkShape:
 
     @property
     def padded_dim(self) -> int:
-        """Columns of a row as the network sees it; those past `dim` are zero."""
+        """`dim` padded to a multiple of 8; the padding is zero."""
         return _aligned(self.dim)
 
     @property
     def padded_features(self) -> int:
-        """Noise features as the network sees them: log sigma, sines, cosines, zeros."""
+        """Number of noise features (log sigma, sines, cosines) padded to a multiple of 8."""
         return _aligned(1 + self.fourier)
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -98,25 +98,25 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, flat: Tensor, shape: NetworkShape) -> Weights:
-        """Cut the matrix ``(M, P)`` into named views ``(M, *size)``."""
+        """Split the matrix ``(M, P)`` into named views ``(M, *size)``."""
         sizes = shape.sizes()
         parts = flat.split([math.prod(size) for size in sizes.values()], dim=1)
         return cls(**{name: part.unflatten(1, sizes[name]) for part, name in zip(parts, sizes, strict=True)})
 
 
 class Activations(NamedTuple):
-    """What `forward` keeps for `backward`."""
+    """Activations of `forward` that `backward` needs."""
 
     x: Tensor
     features: Tensor
-    time: Tensor  # before and ...
-    silu: Tensor  # ... after the activation
+    time: Tensor  # before the silu
+    silu: Tensor  # after the silu
     z: Tensor
     relu: Tensor  # (depth + 1, M, B, width)
 
 
 def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
-    """Draw the parameters of `stack` models, uniform in +-1/sqrt(fan in) as PyTorch's linear layers; ``(M, P)``."""
+    """Draw the parameters of `stack` models, ``(M, P)``: uniform in +-1/sqrt(fan in), as in PyTorch's linear layers."""
     flat = torch.zeros(stack, shape.parameters, dtype=torch.float32, device=rng.device)
     w = Weights.of(flat, shape)
     fan_in = {
@@ -131,7 +131,7 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
         bound = 1 / math.sqrt(fan_in.get(name, shape.width))
         view.uniform_(-bound, bound, generator=rng)
     w.trunk_bias[:, 0] *= math.sqrt(shape.width / shape.embedding)  # the bias of `widen`
-    # Padding neither feeds the network nor receives a gradient; zero keeps it out of the clipping norm for good.
+    # The padding has no effect and no gradient; zeros keep it out of the gradient norm.
     w.time1[:, 1 + shape.fourier :] = 0
     w.project[:, shape.dim :] = 0
     w.out[..., shape.dim :] = 0
@@ -161,15 +161,15 @@ def _add_through_relu(g: Tensor, through: Tensor, relu: Tensor, out: Tensor) -> 
 
 
 def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activations]:
-    """Run the network and keep what `backward` needs.
+    """Run the network and return the activations for `backward`.
 
     Args:
         w: Weights of M models.
-        x: Scaled noised rows, ``(M, B, padded_dim)``.
+        x: Scaled noisy rows, ``(M, B, padded_dim)``.
         features: Noise features of each row, ``(M, B, padded_features)``.
 
     Returns:
-        The output ``(M, B, padded_dim)`` and the kept activations.
+        The output ``(M, B, padded_dim)`` and the activations.
     """
     time, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
     z = torch.baddbmm(torch.baddbmm(w.embedding_bias, silu, w.time2), x, w.project)
@@ -180,9 +180,9 @@ def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activation
 
 
 def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
-    """The output of `forward` for rows that share their noise level, features ``(M, 1, padded_features)``.
+    """Return the output of `forward` for rows at one noise level, features ``(M, 1, padded_features)``.
 
-    No relu lies between the first matrix products, so the noise level can enter after them, with the biases.
+    There is no relu between the first matrix products, so the noise level is added after them, with the biases.
     """
     _, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
     level = torch.baddbmm(w.embedding_bias, silu, w.time2)
@@ -192,10 +192,10 @@ def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
 
 
 def _trunk(w: Weights, h: Tensor, shift: Tensor, relu: Sequence[Tensor]) -> Tensor:
-    """The residual blocks and the last layer; writes the input of each into `relu` and the last h over the first.
+    """Residual blocks and output layer; writes the input of each layer into `relu` and updates `h` in place.
 
-    h runs without its biases, whose running sum `shift`, ``(M, depth + 1, width)``, enters with the relu: that is one
-    pass over memory less per block.
+    `h` excludes the biases. Their running sum `shift`, ``(M, depth + 1, width)``, is added in the relu, which saves one
+    pass over memory per block.
     """
     for k, u in enumerate(relu):
         _shifted_relu(h, shift[:, k : k + 1], u)
@@ -210,9 +210,9 @@ def _ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
-    """Write the gradient of all parameters into `grad`, given that of the output, ``(M, B, padded_dim)``."""
+    """Write the gradient of all parameters into `grad`, given the output gradient ``(M, B, padded_dim)``."""
     relu, depth = kept.relu, w.blocks.shape[1]
-    # Sums over the batch are products with ones: at these sizes twice as fast as a reduction.
+    # Sums over the batch are matrix products with ones: twice as fast as a reduction at these sizes.
     ones = _ones(d_y.shape[1], d_y.dtype, d_y.device)
     row = ones.expand(d_y.shape[0], -1, -1)
     torch.bmm(relu[depth].mT, d_y, out=grad.out)

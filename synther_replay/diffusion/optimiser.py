@@ -1,4 +1,4 @@
-"""Adam with per-model gradient clipping and a moving average of the weights, on one parameter matrix ``(M, P)``."""
+"""Adam with per-model gradient clipping and an EMA of the weights, on one parameter matrix ``(M, P)``."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class StackAdam:
 
     Attributes:
         parameters: Weights in float32, ``(M, P)``.
-        working: The same weights in the type in which the network computes.
-        gradient: Where a step finds the gradient, in that same type.
+        working: Copy of the weights in the compute dtype of the network.
+        gradient: Input of `step`, in the compute dtype.
         mean: First moments.
         square: Second moments.
-        average: Exponential moving average of the weights: the model that is sampled from.
+        average: EMA of the weights, used for sampling.
     """
 
     def __init__(self, parameters: Tensor, dtype: torch.dtype, *, betas: tuple[float, float], clip: float) -> None:
-        """Start from `parameters` with empty moments."""
+        """Start from `parameters` with zero moments."""
         self.parameters = parameters
         self.working = parameters.to(dtype, copy=True)
         self.gradient = torch.zeros_like(self.working)
@@ -57,24 +57,24 @@ class StackAdam:
         """Clip each model's gradient to norm `clip`, then take one Adam step.
 
         Args:
-            rates: Learning rate over ``1 - beta1^t``, and ``1 / sqrt(1 - beta2^t)``; ``(2,)``, on the device so that
-                a captured step follows them.
+            rates: ``(lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t))``, shape ``(2,)``; a tensor, so that a CUDA graph reads
+                the current values.
         """
         norm = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True, dtype=torch.float32)
         state = (self.parameters, self.working, self.gradient, self.mean, self.square)
         _adam(*state, norm, rates, self.clip, *self.betas)
 
     def bias_corrected(self, learning_rate: Tensor, steps: Tensor) -> Tensor:
-        """The `rates` of several steps, ``(K, 2)``, for step numbers ``(K,)`` counted from 1."""
+        """Return the `rates` of several steps, ``(K, 2)``, for step numbers ``(K,)`` counted from 1."""
         beta1, beta2 = self.betas
         return torch.stack((learning_rate / (1 - beta1**steps), (1 - beta2**steps).rsqrt()), dim=1).float()
 
     def update_average(self, weight: Tensor) -> None:
-        """Move the average towards the weights by `weight`, a number on the device."""
+        """Update the EMA: move it towards the weights by `weight`, a scalar tensor."""
         self.average.lerp_(self.parameters, weight)
 
     def reset(self, parameters: Tensor) -> None:
-        """Start anew from other weights, in place: captured graphs stay valid."""
+        """Set new weights and zero the moments, in place; CUDA graphs stay valid."""
         self.parameters.copy_(parameters)
         self.average.copy_(parameters)
         self.mean.zero_()
@@ -82,9 +82,9 @@ class StackAdam:
         self.refresh_working()
 
     def refresh_working(self) -> None:
-        """Bring the working copy in line after the weights were written from outside."""
+        """Copy the weights to the working copy; needed after `parameters` was modified."""
         self.working.copy_(self.parameters)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint keeps; the working copy follows from it."""
+        """Return the tensors of a checkpoint; the working copy is derived from them."""
         return {"parameters": self.parameters, "mean": self.mean, "square": self.square, "average": self.average}

@@ -1,7 +1,7 @@
-"""Samplers of EDM's probability-flow ODE and its stochastic cousin, as free functions.
+"""Samplers of EDM's probability-flow ODE and SDE, as free functions.
 
-Each takes a denoiser ``D(x, sigma) -> x``, starting noise of standard deviation ``sigmas[0]``, and a decreasing list
-of noise levels that ends with 0. Noise levels are plain numbers: they are the same for all rows.
+Each takes a denoiser ``D(x, sigma) -> x``, initial noise of standard deviation ``sigmas[0]``, and a decreasing list of
+noise levels that ends with 0. Noise levels are plain floats, shared by all rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Denoiser = Callable[[Tensor, float], Tensor]
 
 
 def karras_sigmas(steps: int, *, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> list[float]:
-    """Noise levels of Karras et al. (2022), eq. 5: `steps` of them, then 0.
+    """Return the noise levels of Karras et al. (2022), eq. 5: `steps` levels, then 0.
 
     >>> [round(s, 3) for s in karras_sigmas(3)]
     [80.0, 2.515, 0.002, 0.0]
@@ -41,7 +41,7 @@ def heun(
 ) -> Tensor:
     """Karras et al. (2022), algorithm 2: stochastic Heun; with ``S_churn = 0`` algorithm 1, deterministic Heun.
 
-    Two evaluations of the denoiser per step and one in the last.
+    It evaluates the denoiser twice per step, and once in the last step.
     """
     most = min(S_churn / (len(sigmas) - 1), math.sqrt(2) - 1)
     for sigma, sigma_next in pairwise(sigmas):
@@ -50,14 +50,14 @@ def heun(
         if gamma > 0:
             noise = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=rng)
             x = x.add(noise, alpha=S_noise * math.sqrt(sigma_hat**2 - sigma**2))
-        # Each line of the algorithm is one linear interpolation, and so one pass over memory:
-        # Euler, x + (sigma_next - sigma_hat) d with d = (x - D) / sigma_hat
+        # Each line of the algorithm is written as one linear interpolation, that is one pass over memory.
+        # Euler: x + (sigma_next - sigma_hat) d with d = (x - D) / sigma_hat
         euler = torch.lerp(denoise(x, sigma_hat), x, sigma_next / sigma_hat)
         if sigma_next == 0:
             return euler
-        # with the slope at its end, euler + (sigma_next - sigma_hat) d' with d' = (euler - D') / sigma_next
+        # Slope at sigma_next: euler + (sigma_next - sigma_hat) d' with d' = (euler - D') / sigma_next
         beyond = torch.lerp(denoise(euler, sigma_next), euler, 2 - sigma_hat / sigma_next)
-        # Heun, x + (sigma_next - sigma_hat) (d + d') / 2
+        # Heun: x + (sigma_next - sigma_hat) (d + d') / 2
         x = torch.lerp(x, beyond, 0.5)
     return x
 
@@ -67,9 +67,9 @@ def dpm_solver_2m(
 ) -> Tensor:
     """DPM-Solver++(2M), Lu et al. (2022), algorithm 2, in EDM's variables: one evaluation of the denoiser per step.
 
-    A linear multistep method in ``t = -ln(sigma)``: each step extrapolates the denoised row from the two last ones.
-    With ``eta > 0`` it is the stochastic variant, SDE-DPM-Solver++(2M), which adds fresh noise at every step but the
-    last and takes out as much more.
+    A linear multistep method in ``t = -ln(sigma)``: each step extrapolates from the last two denoised rows. With
+    ``eta > 0`` it is the stochastic variant SDE-DPM-Solver++(2M), which removes more noise in every step and adds the
+    same amount of new noise.
     """
     before: Tensor | None = None
     h_before = 0.0

@@ -1,4 +1,4 @@
-"""When to stop a fit early, and which of its models to keep."""
+"""Early stopping on the held-out loss, and the best weights so far."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from torch import Tensor
 
 
 class BestModels:
-    """Remembers, for each model of a stack, the state with the lowest held-out loss.
+    """Keeps the state with the lowest held-out loss for each model of a stack.
 
     Args:
-        state: Tensors of the models, ``(M, ...)`` each, that are kept and restored in place.
-        patience: Measurements without improvement after which a model needs no more training; None: never.
+        state: Tensors of the models, ``(M, ...)`` each; `restore` writes to them in place.
+        patience: Evaluations without improvement after which a model stops; None: never.
     """
 
     def __init__(self, state: dict[str, Tensor], patience: int | None) -> None:
-        """Know nothing yet."""
+        """Start with an infinite best loss."""
         self._state = state
         self._patience = math.inf if patience is None else patience
         self._kept = {name: tensor.clone() for name, tensor in state.items()}
         first = next(iter(state.values()))
         self.loss = torch.full((len(first),), torch.inf, dtype=torch.float32, device=first.device)
-        self._lowest = self.loss.clone()  # in this fit
+        self._lowest = self.loss.clone()  # without the loss before the first step
         self._since = torch.zeros(len(first), dtype=torch.long, device=first.device)
 
     def begin_with(self, loss: Tensor) -> None:
-        """Take in the held-out loss before the first step, ``(M,)``: a fit that never gets below it is not kept.
+        """Record the held-out loss before the first step, ``(M,)``; weights that never improve on it are discarded.
 
-        It does not count for patience. A fit begins with large steps that make a good model worse for a while.
+        It does not count for patience: a fit starts at a high learning rate, which first increases the loss of a
+        warm-started model.
         """
         self.loss = loss.clone()
 
     def measure(self, loss: Tensor) -> bool:
-        """Take in the held-out loss of each model as it is now, ``(M,)``; whether all of them are out of patience.
+        """Record the current held-out loss of each model, ``(M,)``; return whether all have run out of patience.
 
-        One that is out of it stays as it was, however long the others go on: models do not depend on each other.
+        The best state of a model that has run out of patience is frozen, however long the others continue.
         """
         patient = self._since < self._patience
         self._since = torch.where(patient & (loss < self._lowest), 0, self._since + 1)
@@ -49,6 +50,6 @@ class BestModels:
         return bool((self._since >= self._patience).all())
 
     def restore(self) -> None:
-        """Go back to the best state of each model."""
+        """Restore the best state of each model."""
         for name, tensor in self._state.items():
             tensor.copy_(self._kept[name])

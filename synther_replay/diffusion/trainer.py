@@ -1,8 +1,7 @@
-"""Trains a stack of M independent denoisers in one call.
+"""StackTrainer: trains a stack of M independent denoisers.
 
-Training goes in blocks of as many steps as lie between two updates of the moving average. A block draws all its
-random numbers at once, then for each step: forward, gradient, clip, Adam; then the average moves. On CUDA the whole
-block is one captured graph; on the CPU it is called as it is.
+Training runs in blocks of `average_every` steps. A block draws all its batches at once, takes its gradient steps
+(forward, backward, clipping, Adam) and updates the EMA. On CUDA a block is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from synther_replay.common.acceleration import capture
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.diffusion import edm
+from synther_replay.diffusion.batches import HeldOutBatches, draw_batches
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
-from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import DivergedError
 
-# An average much longer than the fit so far would mostly remember the weights that it began with.
+# Limits the EMA decay in the first updates of a fit: the initial weights would otherwise dominate the EMA.
 _AVERAGE_WARM_UP = 10
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """One call of `StackTrainer.fit`; the fields are explained in `GeneratorConfig`.
+    """Arguments of one call of `StackTrainer.fit`; see `GeneratorConfig` for the fields.
 
-    `max_seconds` counts from the first step: what compiling and capturing take, once, must not eat the training.
+    `max_seconds` counts from the first step: compilation and CUDA graph capture are not included.
     """
 
     steps: int
@@ -50,7 +49,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What happened in one call of `StackTrainer.fit`; losses are one number per model."""
+    """Result of `StackTrainer.fit`; losses are per model."""
 
     loss: tuple[float, ...]
     held_out_loss: tuple[float, ...] | None
@@ -64,14 +63,14 @@ class StackTrainer:
     Args:
         shape: Sizes of each network.
         stack: M, the number of independent models.
-        device: Where everything lives.
-        dtype: Type of the matrix products; weights and moments are always float32.
-        seed: Of weights, frequencies and every random draw in training.
-        betas: Adam's.
-        clip: Largest gradient norm per model.
-        average_decay: Decay of the moving average of the weights per update.
-        average_every: Steps between its updates, which is the length of a block.
-        levels: Of the noise; None for EDM's.
+        device: Compute device.
+        dtype: Dtype of the matrix products; weights and moments are always float32.
+        seed: Seed of weights, frequencies, batches and noise.
+        betas: Betas of Adam.
+        clip: Maximum gradient norm per model.
+        average_decay: EMA decay per update.
+        average_every: Gradient steps between EMA updates; the length of a block.
+        levels: Distribution of the noise levels; None: EDM's.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class StackTrainer:
         average_every: int = 10,
         levels: edm.NoiseLevels | None = None,
     ) -> None:
-        """Draw weights and frequencies."""
+        """Draw initial weights and frequencies."""
         self.shape, self.stack, self.device, self.dtype, self.seed = shape, stack, device, dtype, seed
         self.average_decay, self.average_every = average_decay, average_every
         self.levels = levels or edm.NoiseLevels()
@@ -100,7 +99,7 @@ class StackTrainer:
         self.frequencies = self._draw_frequencies(rng)
         self.rng = torch.Generator(device)
         self.loss_sum = torch.zeros(stack, dtype=torch.float32, device=device)
-        # Numbers that change while a captured graph stays: rows in use, steps taken, learning rate, average's weight.
+        # Scalars as tensors, because a CUDA graph must read their current values.
         self.rows_used, self.steps_taken, self.learning_rate, self.average_weight = torch.zeros(
             4, dtype=torch.float64, device=device
         ).unbind()
@@ -108,8 +107,8 @@ class StackTrainer:
         self._run_block: Callable[[], None] | None = None
         self._captured_for: tuple[int, int] | None = None
 
-    def restart(self) -> None:
-        """Forget everything learnt: new weights, new frequencies, empty moments."""
+    def reset(self) -> None:
+        """Draw new weights and frequencies and zero the moments of Adam."""
         self.starts += 1
         self.adam_steps = 0
         rng = self._initial_rng()
@@ -125,49 +124,49 @@ class StackTrainer:
         plan: TrainingPlan,
         on_progress: Callable[[int, float, float | None], None] | None = None,
     ) -> TrainingResult:
-        """Train all models; if anything goes wrong, the models are as before the call.
+        """Train all models. If it raises, the models are unchanged.
 
         Args:
             train: Encoded rows, ``(M, n, dim)``.
-            held_out: Encoded rows for the stopping rule, ``(M, k, dim)``.
-            plan: How long and how.
-            on_progress: Called with steps done, mean loss and mean held-out loss at every evaluation.
+            held_out: Encoded rows for validation, ``(M, k, dim)``; None: no early stopping.
+            plan: Training arguments.
+            on_progress: Called at every evaluation with steps, mean loss and mean held-out loss.
 
         Raises:
-            ValueError: Rows of another shape, which might otherwise broadcast.
-            DivergedError: A loss was not finite.
+            ValueError: Rows have the wrong shape.
+            DivergedError: A loss became non-finite.
         """
         for name, rows in (("train", train), ("held_out", held_out)):
             if rows is not None and tuple(rows.shape) != (self.stack, max(1, rows.shape[-2]), self.shape.dim):
                 raise ValueError(f"{name}: expected shape ({self.stack}, n, {self.shape.dim}), got {tuple(rows.shape)}")
-        with self.undone_on_failure(), torch.autocast(self.device.type, enabled=False):
+        with self.rollback_on_error(), torch.autocast(self.device.type, enabled=False):
             if plan.from_scratch and self.adam_steps:
-                self.restart()
+                self.reset()
             self.fits += 1
             self._hold(train)
             self._prepare_block(plan.batch_size)
             self.rng.manual_seed(derive_seed(self.seed, 2, self.fits))
-            examination = None
+            validation = None
             if held_out is not None:
                 rng = generator_for(self.device, self.seed, 3, self.fits)
                 rows = held_out.to(self.device)
-                examination = HeldOutProblems(rows, plan.batch_size, rng=rng, **self._network())
+                validation = HeldOutBatches(rows, plan.batch_size, rng=rng, **self._network())
             try:
-                return self._loop(plan, examination, on_progress)
+                return self._loop(plan, validation, on_progress)
             finally:
                 self.release()
 
     def weights(self) -> Tensor:
-        """The averaged weights in the type in which the network computes, ``(M, P)``."""
+        """Return the EMA weights in the compute dtype, ``(M, P)``."""
         return self.optimiser.average.to(self.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training continues from."""
+        """Return a copy of weights, moments, EMA, frequencies and counters."""
         counts = {"starts": self.starts, "fits": self.fits, "adam_steps": self.adam_steps}
         return {**{name: tensor.clone() for name, tensor in self._tensors().items()}, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, in place; tensors of other shapes are refused and change nothing."""
+        """Restore a `state_dict` in place; a shape mismatch raises ValueError and changes nothing."""
         counts = [whole_number(name, state[name], least=0) for name in ("starts", "fits", "adam_steps")]
         for name, tensor in self._tensors().items():
             if state[name].shape != tensor.shape:
@@ -182,17 +181,17 @@ class StackTrainer:
     def _loop(
         self,
         plan: TrainingPlan,
-        examination: HeldOutProblems | None,
+        validation: HeldOutBatches | None,
         on_progress: Callable[[int, float, float | None], None] | None,
     ) -> TrainingResult:
         begun = time.monotonic()
         blocks = math.ceil(plan.steps / self.average_every)
         blocks_per_check = max(1, plan.evaluate_every // self.average_every)
         best = None
-        if examination is not None:
+        if validation is not None:
             best = BestModels(self.optimiser.tensors(), plan.patience)
             if self.adam_steps:
-                best.begin_with(examination.loss(self.weights()))
+                best.begin_with(validation.loss(self.weights()))
         loss: Tensor = self.loss_sum
         first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
         self.loss_sum.zero_()
@@ -207,13 +206,13 @@ class StackTrainer:
             if done - last_check < blocks_per_check and done < blocks and not stopped:
                 continue
             loss = self.loss_sum / ((done - last_check) * self.average_every)
-            self._refuse_divergence(loss)
+            self._check_finite(loss)
             self.loss_sum.zero_()
             last_check = done
             held_out_loss = None
-            if best is not None and examination is not None:
-                held_out_loss = examination.loss(self.weights())
-                self._refuse_divergence(held_out_loss)
+            if best is not None and validation is not None:
+                held_out_loss = validation.loss(self.weights())
+                self._check_finite(held_out_loss)
                 stopped = best.measure(held_out_loss) or stopped
             if on_progress is not None:
                 held = None if held_out_loss is None else held_out_loss.mean().item()
@@ -227,30 +226,30 @@ class StackTrainer:
     def _share_of_time(self, begun: float, max_seconds: float | None) -> float:
         if max_seconds is None:
             return 0.0
-        if self.device.type == "cuda":  # work is handed over long before it is done
+        if self.device.type == "cuda":  # CUDA kernels run asynchronously
             torch.cuda.synchronize(self.device)
         return (time.monotonic() - begun) / max_seconds
 
     def _set_rates(self, learning_rate: float, progress: float, steps: int) -> None:
-        """Cosine to zero over the call; an average no longer than the call so far, so that it forgets its start."""
+        """Set the cosine-annealed learning rate and the EMA weight, which is larger in the first updates."""
         self.learning_rate.fill_(learning_rate * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
         self.steps_taken.fill_(self.adam_steps)
         updates = steps / self.average_every
         self.average_weight.fill_(1 - min(self.average_decay, (1 + updates) / (_AVERAGE_WARM_UP + updates)))
 
-    def _refuse_divergence(self, loss: Tensor) -> None:
+    def _check_finite(self, loss: Tensor) -> None:
         finite = torch.isfinite(loss)
         if not bool(finite.all()):
             which = (~finite).nonzero().flatten().tolist()
-            raise DivergedError(f"training diverged: the loss of model {which} of {self.stack} is not finite")
+            raise DivergedError(f"training diverged: the loss of model {which} of {self.stack} became non-finite")
 
     @contextmanager
-    def undone_on_failure(self) -> Iterator[None]:
-        """A context that an exception leaves with the models as they were when it was entered."""
+    def rollback_on_error(self) -> Iterator[None]:
+        """Context manager: an exception restores the models to their state on entry."""
         before = self.state_dict()
         try:
             yield
-        except BaseException:  # an interrupt must leave whole models behind, too
+        except BaseException:  # including KeyboardInterrupt
             self.load_state_dict(before)
             raise
 
@@ -260,7 +259,7 @@ class StackTrainer:
     # ----------------------------------------------------------------- block
 
     def _hold(self, train: Tensor) -> None:
-        """Put the rows where a captured graph reads them; regrow by doubling, so that it is seldom captured."""
+        """Copy the rows to the memory that the CUDA graph reads; it grows by doubling, so captures are rare."""
         n = train.shape[1]
         self.rows_used.fill_(n)
         if self.device.type != "cuda":
@@ -273,7 +272,7 @@ class StackTrainer:
         self.data[:, :n] = train
 
     def release(self) -> None:
-        """Between two fits only a captured graph needs the rows."""
+        """Free the training rows; on CUDA the graph keeps them."""
         if self.device.type != "cuda":
             self.data = self.data.new_empty(self.stack, 0, self.shape.dim)
 
@@ -294,7 +293,7 @@ class StackTrainer:
 
     def _block(self, batch_size: int) -> None:
         steps = self.average_every
-        inputs, features, targets = draw_problems(
+        inputs, features, targets = draw_batches(
             self.data, self.rows_used, (steps, self.stack, batch_size), rng=self.rng, **self._network()
         )
         counts = self.steps_taken + torch.arange(1, steps + 1, device=self.device)
@@ -311,7 +310,7 @@ class StackTrainer:
         return {"shape": self.shape, "frequencies": self.frequencies, "dtype": self.dtype, "levels": self.levels}
 
     def _initial_rng(self) -> torch.Generator:
-        # On the CPU, so that a seed gives the same initial weights on every device.
+        # On the CPU: a seed gives the same initial weights on every device.
         return generator_for("cpu", self.seed, 1, self.starts)
 
     def _draw_frequencies(self, rng: torch.Generator) -> Tensor:

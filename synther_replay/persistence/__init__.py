@@ -1,1 +1,1 @@
-"""Files: atomic writes, checkpoints without pickle."""
+"""Atomic file writes and checkpoints without pickle."""

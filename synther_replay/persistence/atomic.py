@@ -1,4 +1,4 @@
-"""Files that are written in one step: whatever happens, the old one or the new one is there whole."""
+"""Atomic file writes: after a failure the old file is complete, after success the new one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ABANDONED = 3_600.0  # seconds after which nobody is still writing
+_ABANDONED = 3_600.0  # seconds after which a temporary file of another machine counts as abandoned
 # .<name of the file>.<machine>.<process>.synther.tmp
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<machine>[^.]*)\.(?P<process>\d+)\.synther\.tmp")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; the file takes the place of `path` when the block ends without an error.
+    """Yield a temporary path next to `path`; the temporary file replaces `path` if the block ends without an error.
 
-    A process that is killed leaves its file under that name behind. The next one that writes to the folder removes it;
-    where it cannot see whether that process is still there, on another machine, the next one to write `path` does, once
-    the file is old. A symbolic link stays one: what it points to is replaced.
+    A killed process leaves its temporary file behind. The next process that writes to the folder on the same machine
+    removes it. A temporary file of another machine is removed by the next write of `path` after one hour. If `path` is
+    a symbolic link, its target is replaced.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -29,9 +29,9 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.is_symlink():
         path = path.resolve()
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: there is no folder {path.parent}")
+        raise FileNotFoundError(f"path: folder {path.parent} does not exist")
     for left in path.parent.glob(".*.synther.tmp"):
-        with suppress(FileNotFoundError):  # another process may be quicker
+        with suppress(FileNotFoundError):  # another process may have removed it
             if _is_abandoned(left, path.name):
                 left.unlink()
     temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.tmp")
@@ -49,7 +49,7 @@ def _machine() -> str:
 
 
 def _is_abandoned(left: Path, name: str) -> bool:
-    """Whether nobody will finish a temporary file: its process is gone, or it is old and in the way of `name`."""
+    """Return whether the writer of a temporary file has ended, or the file is an old one of the same `name`."""
     found = _NAME.fullmatch(left.name)
     if found is None:
         return False
@@ -60,16 +60,16 @@ def _is_abandoned(left: Path, name: str) -> bool:
 
 def _is_running(process: int) -> bool:
     try:
-        os.kill(process, 0)  # only asks
+        os.kill(process, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # somebody else's, or no number of a process
+    except (PermissionError, OverflowError):  # another user's process, or not a valid process id
         return True
     return True
 
 
 def _to_disk(path: Path) -> None:
-    """Ask the system to write a file, or the entries of a folder, to disk now."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

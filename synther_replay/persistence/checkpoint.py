@@ -1,7 +1,7 @@
-"""One file for a tree of tensors and JSON values: versioned, atomic, loaded without executing code.
+"""Checkpoints: a tree of tensors and JSON values in one file; versioned, atomic, loaded without executing code.
 
-The file is a safetensors file. It holds the tensors of the tree, numbered; its header holds the rest of the tree as
-JSON, in which each tensor is described by number, type, shape and checksum, and a checksum of the header itself.
+A checkpoint is a safetensors file with numbered tensors. Its header holds the tree as JSON, with the number, dtype,
+shape and checksum of each tensor, and a checksum of the header.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from synther_replay.persistence.atomic import replacing
 
 FORMAT = "synther_replay"
 VERSION = 1
-_TENSOR = "__tensor__"  # the one key that a state may not use
+_TENSOR = "__tensor__"  # reserved key
 
 
 def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
-    """Write `state` to `path` in one step: whatever happens, the old file or the new one is there whole.
+    """Write `state` to `path` atomically.
 
     Args:
         path: The file; its folder must exist.
-        kind: What the state describes; `load_checkpoint` must ask for the same.
-        state: A tree of dicts with string keys, lists, tuples (which come back as lists), tensors, strings, numbers,
-            booleans and None.
+        kind: Kind of the state, for example "diffusion generator"; `load_checkpoint` checks it.
+        state: A tree of dicts with string keys, lists, tuples (loaded as lists), tensors, strings, numbers, booleans
+            and None.
 
     Raises:
-        TypeError: The state holds anything else.
+        TypeError: The state holds another type.
         FileNotFoundError: The folder does not exist.
-        OSError: The file cannot be written, as where the disk is full.
+        OSError: The file cannot be written, for example because the disk is full.
     """
     path = Path(path)
     tensors: dict[str, Tensor] = {}
@@ -47,19 +47,19 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     with replacing(path) as temporary:
         try:
             save_file(tensors, temporary, metadata=header)
-        except SafetensorError as error:  # which is how it says that a disk is full, or a folder not to be written to
-            raise OSError(f"{path}: cannot be written ({error})") from error
+        except SafetensorError as error:  # raised for a full disk or a read-only folder
+            raise OSError(f"path: cannot write {path} ({error})") from error
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """Read a state back, its tensors on the CPU.
+    """Load a state; tensors are on the CPU.
 
     Raises:
-        CheckpointError: The file is missing, truncated, damaged, of another origin or kind, or of a newer version.
+        CheckpointError: The file is missing, truncated, damaged, not a checkpoint of this kind, or of a newer version.
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"path: {path} is no file" if path.exists() else f"path: there is no file {path}")
+        raise CheckpointError(f"path: {path} is not a file" if path.exists() else f"path: {path} does not exist")
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             header = file.metadata() or {}
@@ -72,7 +72,7 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"path: {path} is damaged ({error})") from error
     if tensors:
-        raise CheckpointError(f"path: {path} is damaged, it holds tensors that belong nowhere: {sorted(tensors)}")
+        raise CheckpointError(f"path: {path} is damaged, unexpected tensors {sorted(tensors)}")
     assert isinstance(state, dict)
     return state
 
@@ -82,11 +82,13 @@ def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
         raise CheckpointError(f"path: {path} was not written by this library")
     version = header.get("version", "")
     if not version.isdecimal() or int(version) > VERSION:
-        raise CheckpointError(f"path: {path} has format version {version!r}; this release reads up to {VERSION}")
+        raise CheckpointError(
+            f"path: {path} has format version {version!r}, this version of the library reads up to {VERSION}"
+        )
     if header.get("checksum") != _header_checksum(header):
-        raise CheckpointError(f"path: {path} is damaged, its header does not match its checksum")
+        raise CheckpointError(f"path: {path} is damaged (header checksum mismatch)")
     if header.get("kind") != kind:
-        raise CheckpointError(f"path: {path} holds a {header.get('kind')!r}, expected a {kind!r}")
+        raise CheckpointError(f"path: {path}: got kind {header.get('kind')!r}, expected {kind!r}")
 
 
 def _header_checksum(header: dict[str, str]) -> str:
@@ -94,7 +96,7 @@ def _header_checksum(header: dict[str, str]) -> str:
 
 
 def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """Replace every tensor of the tree by its description, and collect them."""
+    """Replace every tensor in the tree by its description and collect the tensors."""
     if isinstance(node, Tensor):
         name = str(len(tensors))
         tensors[name] = node.detach().cpu().contiguous().clone()
@@ -102,7 +104,7 @@ def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(node, dict):
         for key in node:
             if not isinstance(key, str) or key == _TENSOR:
-                raise TypeError(f"state: expected strings as keys, and not {_TENSOR!r}, got {key!r}")
+                raise TypeError(f"state: expected string keys other than {_TENSOR!r}, got {key!r}")
         return {key: _take_tensors(value, tensors) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_take_tensors(value, tensors) for value in node]
@@ -110,7 +112,7 @@ def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse; takes the tensors out of `tensors`, and refuses one that is not as described."""
+    """Inverse of `_take_tensors`; removes tensors from `tensors` and checks them against their descriptions."""
     if isinstance(node, dict):
         if _TENSOR not in node:
             return {key: _put_tensors(value, tensors) for key, value in node.items()}

@@ -1,1 +1,1 @@
-"""The buffer: store, mixing, schedule, and what composes them."""
+"""The replay buffer and its parts: synthetic store, batch mixing, refit schedule, real ring buffer."""

@@ -1,4 +1,4 @@
-"""SyntheticReplayBuffer: a real replay buffer, a generator that is refitted to it, and batches of both."""
+"""SyntheticReplayBuffer: a replay buffer that mixes real and generated transitions in every batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from synther_replay.replay.source import SyntheticSource, stateful
 
 
 class SyntheticReplayBuffer(SyntheticSource):
-    """Wraps any real buffer and mixes generated transitions into its batches.
+    """Wraps a real buffer and mixes generated transitions into its batches.
 
-    The loop around it is that of any replay buffer::
+    It is used like any replay buffer::
 
         buffer = SyntheticReplayBuffer(RingBuffer(spec, 1_000_000), DiffusionGenerator(spec))
         while training:
             buffer.add(observation, action, reward, next_observation, terminated)
-            batch = buffer.sample(256)     # refits the generator first when the schedule says so
+            batch = buffer.sample(256)     # refits the generator first if a refit is due
 
     Args:
-        real: Holds the real transitions; `RingBuffer`, or anything with the methods of `RealBuffer`.
-        generator: As the other arguments, see `SyntheticSource`.
+        real: Buffer of real transitions: a `RingBuffer`, or any object with the methods of `RealBuffer`.
+        generator: This and the other arguments: see `SyntheticSource`.
     """
 
     kind = "synthetic replay buffer"
@@ -35,7 +35,7 @@ class SyntheticReplayBuffer(SyntheticSource):
         return len(self.real)
 
     def add(self, *fields: Any) -> None:
-        """Add real transitions: a `Transitions`, or its five fields as `Transitions.from_arrays` takes them."""
+        """Add real transitions: one `Transitions`, or the five fields that `Transitions.from_arrays` takes."""
         if len(fields) == 1 and isinstance(fields[0], Transitions):
             transitions = fields[0]
             transitions.check()
@@ -47,32 +47,32 @@ class SyntheticReplayBuffer(SyntheticSource):
         self.steps += transitions.rows[..., 0].numel()
 
     def sample(self, batch_size: int) -> Transitions:
-        """A shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows, after a refit if one is due."""
+        """Draw a shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows; refit first if due."""
         drawn = self.draw(batch_size)
         real = batch_size if drawn is None else len(drawn[1])
         if real and not len(self.real):
-            raise ValueError("buffer: it is empty, add transitions before sampling")
+            raise ValueError("buffer is empty: add transitions before sampling")
         if drawn is None:
             return self.real.sample(batch_size).to(self.device)
         batch, places = drawn
         if real:
             rows = self.real.sample(real).rows
             if rows.shape[0] != real:
-                raise ValueError(f"real: its sample({real}) gave {rows.shape[0]} rows")
+                raise ValueError(f"real: sample({real}) returned {rows.shape[0]} rows, expected {real}")
             batch.rows.index_copy_(0, places, rows.to(self.device))
         return batch
 
     def save(self, path: str | os.PathLike[str], *, include_real: bool = True) -> None:
-        """Write real rows, generator, store, schedule and random state to one file; see `checkpoint`.
+        """Write a checkpoint: real rows, generator, store, schedule and random state in one file.
 
         Args:
             path: The file.
-            include_real: False leaves the real buffer out, for those that are saved by their own means.
+            include_real: Set it to False if you save the real buffer separately.
         """
         save_checkpoint(path, self.kind, self.state_dict(include_real=include_real))
 
     def state_dict(self, *, include_real: bool = True) -> dict[str, Any]:
-        """A copy of everything that the next calls depend on."""
+        """Return a copy of the complete state."""
         real = stateful(self.real, "real").state_dict() if include_real else None
         return {**super().state_dict(), "real": real}
 

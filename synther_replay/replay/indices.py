@@ -1,7 +1,7 @@
 """Random indices and shuffles, drawn on the host in blocks and used on any device.
 
-The numbers are the same on a CPU and a GPU, and a stream's state is a few integers: a saved run continues exactly, on
-another device, too. Drawing block-wise makes one number nearly free on either.
+The numbers are identical on CPU and GPU, and the state of a stream is a few integers. A saved run therefore continues
+exactly, also on another device. Drawing in blocks makes the cost per number negligible.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from synther_replay.common.checks import device_or_cpu
 
 _NUMBERS_PER_BLOCK = 65_536
-_SHUFFLES_PER_BLOCK = 64  # while their sizes stay the same
-_SHUFFLES_IN_FIRST_BLOCK = 4  # after a change of them: there may be another one soon
-# Indices are scaled to the number of rows for at most so many draws at once.
+_SHUFFLES_PER_BLOCK = 64  # while the sizes stay the same
+_SHUFFLES_IN_FIRST_BLOCK = 4  # after the sizes changed: they may change again soon
+# Maximum number of draws whose indices are scaled to the number of rows in advance.
 _DRAWS_AHEAD = 32
 
 
 class _Stream(ABC):
-    """What both streams share: pickle and deepcopy take along device, seed and position alone."""
+    """Base of both streams; pickle and deepcopy keep only device, seed and position."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
@@ -42,13 +42,13 @@ class _Stream(ABC):
         return {"device": self.device, "state": self.state_dict()}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
-        """Rebuild, on the CPU where the device is missing."""
+        """Restore; on the CPU if the device does not exist here."""
         self.__init__(pickled["state"]["seed"], device_or_cpu(pickled["device"]))  # type: ignore[misc]
         self.load_state_dict(pickled["state"])
 
 
 class IndexStream(_Stream):
-    """Uniform random indices with repetition.
+    """Uniform random indices with replacement.
 
     >>> stream = IndexStream(seed=0, device=torch.device("cpu"))
     >>> stream.draw(3, high=10).shape
@@ -58,16 +58,16 @@ class IndexStream(_Stream):
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
         super().__init__(seed, device)
-        self._number = -1  # of the current block
+        self._number = -1  # index of the current block
         self._size = 0
-        self._cursor = 0  # numbers of it that are used up
+        self._cursor = 0  # numbers of the block already used
         self._block = torch.empty(0, dtype=torch.float64, device=device)
-        self._ready: list[Tensor] = []  # the next draws of one count and range, the first one last
+        self._ready: list[Tensor] = []  # prepared draws for one (count, high); the next one is last
         self._ready_for = (0, 0)
-        self._taken = 0  # draws of that count and range so far
+        self._taken = 0  # draws made so far for this (count, high)
 
     def draw(self, count: int, high: int) -> Tensor:
-        """`count` indices from 0 to `high` - 1."""
+        """Draw `count` indices from 0 to ``high - 1``."""
         if not self._ready or self._ready_for != (count, high):
             self._make_ready(count, high)
         self._cursor += count
@@ -97,7 +97,7 @@ class IndexStream(_Stream):
         self._ready = []
 
     def _make_ready(self, count: int, high: int) -> None:
-        """Scale as many draws as the last range was good for: a buffer grows after each, or after twenty, or never."""
+        """Prepare several draws at once: as many as the previous `high` was used for before the buffer grew."""
         if self._cursor + count > self._size:
             self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
         draws = min(_DRAWS_AHEAD, max(1, self._taken), (self._size - self._cursor) // count)
@@ -109,7 +109,7 @@ class IndexStream(_Stream):
 
 
 class ShuffleStream(_Stream):
-    """Random places without repetition: the beginnings of permutations.
+    """Random positions without replacement: prefixes of random permutations.
 
     >>> stream = ShuffleStream(seed=0, device=torch.device("cpu"))
     >>> sorted(stream.draw(4, 4).tolist()), len(stream.draw(4, 2))
@@ -119,13 +119,13 @@ class ShuffleStream(_Stream):
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
         super().__init__(seed, device)
-        self._number = -1  # of the current block
-        self._size = (0, 0)  # of its permutations, and of what is used of them
-        self._shuffles = 0  # that it began with
-        self._block: list[Tensor] = []  # those not used yet, the next one last
+        self._number = -1  # index of the current block
+        self._size = (0, 0)  # length of the permutations and of the prefix in use
+        self._shuffles = 0  # permutations in a full block
+        self._block: list[Tensor] = []  # unused permutations; the next one is last
 
     def draw(self, n: int, count: int) -> Tensor:
-        """`count` different numbers from 0 to `n` - 1, in random order."""
+        """Draw `count` distinct numbers from 0 to ``n - 1`` in random order."""
         if not self._block or self._size != (n, count):
             most = _SHUFFLES_PER_BLOCK if self._size == (n, count) else _SHUFFLES_IN_FIRST_BLOCK
             self._open_block(self._number + 1, n, count, max(1, min(most, _NUMBERS_PER_BLOCK // n)))

@@ -1,4 +1,4 @@
-"""How many rows of a batch are real and how many synthetic."""
+"""Number of real and synthetic rows in a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synther_replay.common.checks import whole_number
 def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool) -> tuple[int, int]:
     """Split a batch into exactly ``round(real_ratio * batch_size)`` real rows and the rest synthetic.
 
-    Until there are synthetic rows, everything is real.
+    The whole batch is real while no synthetic rows exist.
 
     >>> split_batch(256, 0.5, synthetic_available=True)
     (128, 128)
@@ -24,7 +24,7 @@ def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool
 
 
 def check_real_ratio(real_ratio: float) -> float:
-    """Return a valid ratio, refuse any other (NaN included)."""
+    """Return the ratio as a float; raise ValueError unless it is in [0, 1] (NaN is rejected)."""
     if not isinstance(real_ratio, float | Real) or not 0.0 <= real_ratio <= 1.0:
         raise ValueError(f"real_ratio: expected a number from 0 to 1, got {real_ratio!r}")
     return float(real_ratio)

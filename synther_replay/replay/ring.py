@@ -1,4 +1,4 @@
-"""RingBuffer: a plain replay buffer of real transitions in one tensor on any device."""
+"""RingBuffer: a uniform replay buffer of real transitions, stored in one tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synther_replay.replay.indices import IndexStream
 class RingBuffer:
     """Holds the last `capacity` transitions and samples them uniformly.
 
-    A real buffer for those who bring none of their own; memory is allocated as it fills.
+    Use it as the real buffer if your framework has none. Memory is allocated as the buffer fills.
 
     >>> import gymnasium as gym
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3))
@@ -37,7 +37,7 @@ class RingBuffer:
         self.device = resolve_device(device)
         self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
-        self._next = 0  # where the next row goes, once the ring is full
+        self._next = 0  # write position once the ring is full
         self._indices = IndexStream(derive_seed(seed, 10), self.device)
 
     def __len__(self) -> int:
@@ -49,9 +49,9 @@ class RingBuffer:
         return f"RingBuffer({self._size} of {self.capacity} transitions, device={str(self.device)!r})"
 
     def add(self, transitions: Transitions) -> None:
-        """Append transitions; the oldest give way when it is full."""
+        """Append transitions; a full buffer overwrites the oldest."""
         if transitions.spec != self.spec:
-            raise ValueError(f"transitions: their spec differs from the buffer's, {transitions.spec.to_json()}")
+            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]
         start = self._size if self._size < self.capacity else self._next
         end = start + len(rows)
@@ -69,24 +69,24 @@ class RingBuffer:
         """Draw `n` transitions uniformly with replacement."""
         n = whole_number("n", n)
         if self._size == 0:
-            raise ValueError("buffer: it is empty, add transitions before sampling")
+            raise ValueError("buffer is empty: add transitions before sampling")
         return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
 
-    def rows_at(self, places: Tensor) -> Tensor:
-        """A copy of the rows at these places, ``(n, dim)``, for those who draw by a rule of their own.
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """Return a copy of the rows at these positions, ``(n, dim)``, for custom sampling rules.
 
-        Rows are put at places 0, 1, ... in the order in which they are added; after the last place comes the first.
+        Rows are stored at positions 0, 1, ... in the order of `add`, and wrap around when the buffer is full.
         """
-        return self._rows[: self._size].index_select(0, places)
+        return self._rows[: self._size].index_select(0, positions)
 
     def transitions(self) -> Transitions:
-        """All transitions, oldest first."""
+        """Return all transitions, oldest first."""
         held = self._rows[: self._size]
         in_order = held.clone() if self._size < self.capacity else held.roll(-self._next, 0)
         return Transitions(self.spec, in_order)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of rows, positions and random state."""
+        """Return a copy of rows, positions and random state."""
         return {
             "spec": self.spec.to_json(),
             "capacity": self.capacity,
@@ -96,15 +96,18 @@ class RingBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; a state of another spec or capacity is refused and changes nothing."""
+        """Restore a `state_dict`; a different spec or capacity raises `CheckpointError` and changes nothing."""
         if state["spec"] != self.spec.to_json() or state["capacity"] != self.capacity:
             raise CheckpointError(
-                f"state: spec {state['spec']} with capacity {state['capacity']} does not fit this buffer, "
-                f"{self.spec.to_json()} with capacity {self.capacity}"
+                f"state: got spec {state['spec']} and capacity {state['capacity']}, "
+                f"expected {self.spec.to_json()} and {self.capacity}"
             )
         rows: Tensor = state["rows"]
         if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity or rows.dtype != torch.float32:
-            raise CheckpointError(f"state: {rows.dtype} rows of shape {tuple(rows.shape)} do not fit this buffer")
+            raise CheckpointError(
+                f"state: got {rows.dtype} rows of shape {tuple(rows.shape)}, "
+                f"expected float32 of shape (at most {self.capacity}, {self.spec.dim})"
+            )
         start = whole_number("next", state["next"], least=0)
         self._indices.load_state_dict(state["indices"])
         self._size, self._next = 0, 0
@@ -112,15 +115,15 @@ class RingBuffer:
         self._rows[: len(rows)] = rows
         self._size, self._next = len(rows), start
 
-    @torch.inference_mode(mode=False)  # else what was unpickled while an actor runs could never be added to
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild from pickle or deepcopy."""
+        """Restore from pickle or deepcopy."""
         vars(self).update(state)
         self._rows = self._rows.clone()
 
-    @torch.inference_mode(mode=False)  # else rows allocated while an actor runs could never be written to again
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _reserve(self, rows: int) -> None:
-        """Grow by doubling, so that a large capacity costs no memory before it is used."""
+        """Grow by doubling: unused capacity takes no memory."""
         if rows > len(self._rows):
             size = min(self.capacity, max(1024, 1 << (rows - 1).bit_length()))
             grown = self._rows.new_empty(size, self.spec.dim)

@@ -1,4 +1,4 @@
-"""When the generator is refitted and how many rows it then generates."""
+"""RetrainSchedule: when to refit the generator and how many rows to generate."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from numbers import Real
 
 from synther_replay.common.checks import whole_number
 
-_LONGEST_GROWN = 10_000  # the paper's interval; `growth` makes none longer than this
+_LONGEST_GROWN = 10_000  # longest interval that `growth` produces; the paper's fixed interval
 
 
 @dataclass(frozen=True)
 class RetrainSchedule:
-    """Refit once ``steps >= start``, then whenever ``every`` steps have gone by since the last refit.
+    """First refit at ``steps >= start``, next ones when ``steps - last_refit >= interval``.
 
-    A long run can do with fewer: what a few thousand steps add to a large buffer changes little. With `growth`, a refit
-    also waits until the run is longer by that share, though never for more than 10,000 steps.
+    The interval is ``max(every, min(growth * last_refit, 10_000))``. With ``growth > 0`` refits become rarer as the
+    run gets longer, because a few thousand new transitions change a large buffer little.
 
-    Steps are environment steps, counted as transitions added. They are compared with ``>=``, because several
-    environments add several transitions at a time.
+    Steps are environment steps, counted as transitions added. Parallel environments add several at a time, so a refit
+    may start a few steps after the exact boundary.
 
     >>> schedule = RetrainSchedule(every=1_000, rows=50_000, start=2_000)
     >>> schedule.is_due(1_999, None), schedule.is_due(2_003, None), schedule.is_due(3_002, 2_003)
@@ -29,7 +29,7 @@ class RetrainSchedule:
         every: Environment steps between two refits.
         rows: Rows to generate after each refit.
         start: Environment steps before the first refit.
-        growth: Share of the steps at the last refit that must have been added to them; 0 for even intervals.
+        growth: Minimum relative growth of the step count between refits; 0 means constant intervals.
     """
 
     every: int = 2_500
@@ -38,31 +38,31 @@ class RetrainSchedule:
     growth: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that make no schedule."""
+        """Validate the fields."""
         for name in ("every", "rows", "start"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         number = isinstance(self.growth, Real) and not isinstance(self.growth, bool)
         if not number or not 0 <= self.growth < math.inf:
-            raise ValueError(f"growth: expected a share of at least 0, got {self.growth!r}")
+            raise ValueError(f"growth: expected a finite number >= 0, got {self.growth!r}")
         object.__setattr__(self, "growth", float(self.growth))
 
     @classmethod
     def paper(cls) -> RetrainSchedule:
-        """As in the paper: rarely, and many rows."""
+        """The paper's schedule: 1M rows every 10K steps."""
         return cls(every=10_000, rows=1_000_000, start=10_000)
 
     @classmethod
     def fast(cls) -> RetrainSchedule:
-        """For a GPU: fresh rows four times as often at first, when they matter most."""
+        """Default on a GPU: every 2.5K steps at first, up to every 10K steps in long runs."""
         return cls(growth=0.125)
 
     @classmethod
     def tiny(cls) -> RetrainSchedule:
-        """For a CPU: as many rows as it generates in seconds."""
+        """Default on a CPU: few enough rows to generate in seconds."""
         return cls(every=5_000, rows=20_000, start=2_500)
 
     def is_due(self, steps: int, last_refit: int | None) -> bool:
-        """Whether to refit now, given the steps so far and those at the last refit."""
+        """Return whether a refit is due, given the current step and the step of the last refit (None: no refit yet)."""
         if last_refit is None:
             return steps >= self.start
         return steps - last_refit >= max(self.every, min(self.growth * last_refit, _LONGEST_GROWN))

@@ -1,4 +1,4 @@
-"""SyntheticSource: a generator that is refitted to real transitions on schedule, and the rows that it made."""
+"""SyntheticSource: refits a generator to real transitions on schedule and holds the rows it generates."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RefitReport:
-    """What a refit did.
+    """Result of one refit.
 
     Attributes:
-        fit: What the generator's `fit` returned.
-        rows: Rows generated.
-        steps: Environment steps at that time.
-        fit_seconds: Time to fit.
-        sample_seconds: Time to generate and store.
+        fit: Return value of the generator's `fit`.
+        rows: Number of generated rows.
+        steps: Environment steps at the refit.
+        fit_seconds: Time to fit the generator.
+        sample_seconds: Time to generate and store the rows.
     """
 
     fit: Any
@@ -47,30 +47,36 @@ class RefitReport:
 
 
 class SyntheticSource:
-    """The synthetic part of every batch, for whoever draws the real part by other means.
+    """Provides the synthetic part of every batch. The caller draws the real part.
 
-    `SyntheticReplayBuffer` is one with a real buffer of ours; the adapters hold one beside the buffer of a framework::
+    `SyntheticReplayBuffer` adds a real buffer to it. The framework adapters keep one next to the framework's buffer::
 
-        source.steps += 1                        # for every real transition that was added
-        if (drawn := source.draw(256)) is None:  # refits first when the schedule says so
-            ...                                  # everything is real
+        source.steps += 1                        # for every real transition added
+        if (drawn := source.draw(256)) is None:  # refits first if a refit is due
+            ...                                  # the whole batch is real
         else:
-            batch, places = drawn                # put real rows at those places of the synthetic batch
+            batch, places = drawn                # overwrite the rows at `places` with real rows
 
-    One thread at a time: neither this nor its parts lock anything.
+    Not thread-safe.
 
     Args:
-        real: What the generator learns from: the methods of `RealTransitions`.
-        generator: `DiffusionGenerator`, or anything with `fit` and `sample`.
-        spec: Layout of the transitions; None takes that of the generator or of the real transitions.
-        real_ratio: Share of each batch that is real; 1 is plain replay.
-        capacity: Most synthetic rows to hold.
-        schedule: When to refit and how many rows to generate; None as fits the generator's device.
-        device: Where synthetic rows live; None takes that of the generator.
-        seed: Of the sampling order.
+        real: Real transitions that the generator is fitted to; any object with the methods of `RealTransitions`.
+        generator: A `DiffusionGenerator`, or any object with `fit` and `sample`.
+        spec: Layout of the transitions. None: the spec of the generator, or of the real transitions.
+        real_ratio: Share of real rows in each batch; 1 is plain replay without refits.
+        capacity: Maximum number of synthetic rows.
+        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
+            CPU.
+        device: Device of the synthetic rows. None: the generator's device.
+        seed: Seed of the sampling order.
+
+    Attributes:
+        steps: Environment steps so far.
+        refits: Number of completed refits.
+        last_refit: Report of the last completed refit, None before the first.
     """
 
-    kind = "synthetic source"  # what its files say that they hold
+    kind = "synthetic source"  # stored in checkpoint files
     _needs: Any = RealTransitions
 
     def __init__(
@@ -85,18 +91,18 @@ class SyntheticSource:
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
-        """Check the parts and start with an empty store."""
+        """Check the arguments and create an empty store."""
         for name, part, protocol in (("real", real, self._needs), ("generator", generator, Generator)):
             if not isinstance(part, protocol):
                 raise TypeError(f"{name}: expected the methods of {protocol.__name__}, got {type(part).__name__}")
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
         if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: neither part has one, give it (got {spec!r})")
+            raise TypeError(f"spec: required, because neither generator nor real has a spec (got {spec!r})")
         for name, part in (("real", real), ("generator", generator)):
-            if getattr(part, "spec", spec) != spec:
-                raise ValueError(f"{name}: its spec differs from {spec.to_json()}")
+            if (own := getattr(part, "spec", spec)) != spec:
+                raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
         if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: a buffer takes one model, got a stack of {generator.stack}")  # type: ignore[attr-defined]
+            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[attr-defined]
         if device is None:
             device = getattr(generator, "device", "cpu")
         self.real, self.generator, self.spec = real, generator, spec
@@ -107,7 +113,7 @@ class SyntheticSource:
         if not isinstance(schedule, RetrainSchedule):
             raise TypeError(f"schedule: expected a RetrainSchedule, got {schedule!r}")
         self.schedule = schedule
-        self.steps = len(real)  # environment steps so far
+        self.steps = len(real)
         self.refits = 0
         self.last_refit: RefitReport | None = None
         self._last_attempt: int | None = None
@@ -115,7 +121,7 @@ class SyntheticSource:
 
     @property
     def device(self) -> torch.device:
-        """Where synthetic rows and batches live."""
+        """Device of synthetic rows and batches."""
         return self.store.device
 
     def __repr__(self) -> str:
@@ -126,12 +132,12 @@ class SyntheticSource:
         )
 
     def draw(self, batch_size: int) -> tuple[Transitions, Tensor] | None:
-        """Synthetic rows for a whole batch and the places that real rows take in it; None while everything is real.
+        """Return a full synthetic batch and the positions to overwrite with real rows; None if the batch is all real.
 
-        There are exactly ``round(real_ratio * batch_size)`` places, all different and in random order. Real rows that
-        overwrite synthetic ones at random places are cheaper than joining and shuffling.
+        There are exactly ``round(real_ratio * batch_size)`` positions, distinct and in random order. Overwriting rows
+        at random positions is cheaper than concatenating and shuffling. A due refit runs first.
         """
-        batch_size = whole_number("batch_size", batch_size)  # a checkpoint will hold it, and no number of NumPy
+        batch_size = whole_number("batch_size", batch_size)  # as int: checkpoints cannot hold NumPy numbers
         self.refit_if_due()
         real, synthetic = split_batch(batch_size, self.real_ratio, synthetic_available=len(self.store) > 0)
         if not synthetic:
@@ -139,41 +145,41 @@ class SyntheticSource:
         return Transitions(self.spec, self.store.sample(batch_size)), self._shuffles.draw(batch_size, real)
 
     def refit_if_due(self) -> RefitReport | None:
-        """Refit if the schedule asks for it, synthetic rows are used at all, and there is enough to learn from."""
+        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows."""
         if self.real_ratio == 1.0 or not self.schedule.is_due(self.steps, self._last_attempt):
             return None
         enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
         return self.refit_or_warn() if enough else None
 
     def refit_or_warn(self) -> RefitReport | None:
-        """`refit`, for the middle of a run: where that fails for want of luck or memory, warn and go on as before.
+        """Refit; on a recoverable failure warn and keep the previous model and rows.
 
-        A fit that diverges, runs out of memory or cannot fill the store ends in a warning and None; any other error,
-        and an interrupt, is passed on.
+        A diverged fit, out-of-memory and a `GenerationError` give a `RuntimeWarning` and return None. Other exceptions
+        propagate.
         """
         try:
             return self.refit()
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
                 raise
-            warnings.warn(f"refit failed, {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"refit at step {self.steps} failed; {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
             return None
 
     def refit(self, rows: int | None = None) -> RefitReport:
-        """Refit the generator to the real transitions and replace the synthetic ones in one step.
+        """Fit the generator to the real transitions, generate rows and replace the synthetic ones in one step.
 
-        Whatever is raised, generator and store are as before.
+        If it raises, generator and store are unchanged.
 
         Args:
-            rows: How many to generate, as far as the capacity allows; None as the schedule says.
+            rows: Number of rows to generate, at most the capacity. None: the schedule's number.
         """
         self._last_attempt = self.steps
         before = _state_of(self.generator) if isinstance(self.generator, Stateful) else None
         try:
             begun = time.monotonic()
-            learnt = self.real.transitions()
-            self._check_actions(learnt)
-            fit = self.generator.fit(learnt)
+            real = self.real.transitions()
+            self._check_actions(real)
+            fit = self.generator.fit(real)
             fitted = time.monotonic()
             fresh = self.generate(min(rows or self.schedule.rows, self.store.capacity))
             self.store.replace(fresh)
@@ -181,29 +187,41 @@ class SyntheticSource:
             if before is not None and isinstance(self.generator, Stateful):
                 rejected = getattr(self.generator, "rejected", None)
                 self.generator.load_state_dict(before)
-                if rejected is not None:  # what was rejected stays counted
+                if rejected is not None:  # the count of rejected rows is not rolled back
                     self.generator.rejected = rejected  # type: ignore[attr-defined]
-            logger.warning("refit ended by %s, %s", type(error).__name__, self._kept())
+            logger.warning("refit at step %d failed with %s; %s", self.steps, type(error).__name__, self._kept())
             raise
         self.refits += 1
         ended = time.monotonic()
         self.last_refit = RefitReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
-        logger.info("refit %d at step %d: %s", self.refits, self.steps, self.last_refit)
+        logger.info(
+            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s",
+            self.refits,
+            self.steps,
+            len(real),
+            self.last_refit.fit_seconds,
+            _losses(fit),
+            self.last_refit.rows,
+            self.last_refit.sample_seconds,
+        )
         return self.last_refit
 
     def start_over(self, steps: int = 0) -> None:
-        """Begin anew with other real transitions: without synthetic rows, and with `steps` taken. The model is kept."""
+        """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
+
+        For a real buffer whose contents were replaced.
+        """
         self.store.clear()
         self.steps, self._last_attempt = steps, None
 
     def generate(self, rows: int) -> Transitions:
-        """New rows of the model as it is, checked: whatever the generator, only what could be real gets through."""
+        """Generate rows with the current model and check that they are valid transitions of the spec."""
         fresh = self.generator.sample(rows)
         self._check_generated(fresh)
         return fresh
 
     def to(self, device: torch.device | str) -> Self:
-        """Move synthetic rows and batches to another device, and the generator where it can move."""
+        """Move synthetic rows and batches, and the generator if it has a method `to`, to another device."""
         self.store.to(resolve_device(device))
         self._shuffles.to(self.device)
         if hasattr(self.generator, "to"):
@@ -211,19 +229,20 @@ class SyntheticSource:
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write generator, store, schedule and random state to one file; see `checkpoint`."""
+        """Write a checkpoint: generator, store, schedule and random state in one file."""
         save_checkpoint(path, self.kind, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue exactly where it was saved, on any device.
+        """Restore a checkpoint written by `save`, on any device; the run continues exactly.
 
         Raises:
-            CheckpointError: The file is damaged, foreign, newer, or of other spaces or sizes; nothing is changed.
+            CheckpointError: The file is damaged, not a checkpoint of this class, of a newer format version, or has a
+                different spec or size. Nothing is changed.
         """
         self.load_state_dict(load_checkpoint(path, self.kind))
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything that the next calls depend on, the real transitions aside."""
+        """Return a copy of the complete state without the real transitions."""
         return {
             "spec": self.spec.to_json(),
             "generator": _state_of(stateful(self.generator, "generator")),
@@ -237,12 +256,12 @@ class SyntheticSource:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; a state that does not fit is refused and changes nothing."""
+        """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing."""
         parts = self._parts(state)
         before = {name: _state_of(part) for name, part in parts.items()}
         try:
             if state["spec"] != self.spec.to_json():
-                raise CheckpointError(f"state: spec {state['spec']} differs from this buffer's, {self.spec.to_json()}")
+                raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
             schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))
             last = state["last_attempt"]
@@ -254,12 +273,12 @@ class SyntheticSource:
                 part.load_state_dict(before[name])
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
-            raise CheckpointError(f"state: it does not describe a buffer of this release ({error!r})") from error
+            raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
         self.schedule, self.real_ratio = schedule, real_ratio
         self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
-        """The parts that a state speaks of."""
+        """The parts whose states are contained in `state`."""
         return {
             "generator": stateful(self.generator, "generator"),
             "store": self.store,
@@ -267,17 +286,18 @@ class SyntheticSource:
         }
 
     def _kept(self) -> str:
-        return f"keeping the previous model and {len(self.store)} synthetic rows"
+        return f"kept the previous model and {len(self.store)} synthetic rows"
 
     def _check_actions(self, real: Transitions) -> None:
-        """Warn of those that cannot be learnt as they are: a model's own stay within the action space."""
+        """Warn about real actions outside the action space: generated actions are clipped to it."""
         actions = real.rows[:, self.spec.actions]
         outside = self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any(-1)
         if bool(outside.any()):
             warnings.warn(
-                f"real: {float(outside.float().mean()):.0%} of the actions lie outside of the action space, all are "
-                f"from {float(actions.min()):g} to {float(actions.max()):g}; generated ones end at its bounds. That is "
-                "right if the environment clips actions; else give the space that they have",
+                f"real: {float(outside.float().mean()):.0%} of the transitions have actions outside the action space "
+                f"(range {float(actions.min()):g} to {float(actions.max()):g}). Generated actions are clipped to the "
+                "space. This is correct if the environment clips actions; otherwise pass the space of the stored "
+                "actions",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -285,29 +305,41 @@ class SyntheticSource:
     def _check_generated(self, fresh: Transitions) -> None:
         if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
             raise TypeError(
-                f"generator: its sample gave no transitions of this buffer's spec, but {type(fresh).__name__}"
+                f"generator: sample returned {_described(fresh)}, expected Transitions of spec {self.spec.to_json()}"
             )
         if not len(fresh):
-            raise GenerationError("the generator gave no rows")
+            raise GenerationError("generator: sample returned no rows")
         try:
             fresh.check()
         except ValueError as error:
-            raise GenerationError(f"the generator gave rows that are no transitions: {error}") from error
+            raise GenerationError(f"generator: sample returned invalid rows: {error}") from error
         if bool(self.spec.outside_action_space(fresh.rows[:, self.spec.actions]).any()):
-            raise GenerationError("the generator gave actions outside the action space")
+            raise GenerationError("generator: sample returned actions outside the action space")
+
+
+def _losses(fit: Any) -> str:
+    """Losses of a fit report for the log; empty for generators that report none."""
+    losses = (("loss", getattr(fit, "loss", None)), ("held-out loss", getattr(fit, "held_out_loss", None)))
+    return "".join(f", {name} {value:.4f}" for name, value in losses if isinstance(value, float))
+
+
+def _described(fresh: object) -> str:
+    if not isinstance(fresh, Transitions):
+        return type(fresh).__name__
+    return f"Transitions of shape {tuple(fresh.rows.shape)} and spec {fresh.spec.to_json()}"
 
 
 def _state_of(part: Stateful) -> dict[str, Any]:
-    """A copy of a part's state; what a module of torch gives is its own tensors."""
+    """A copy of a part's state; `torch.nn.Module.state_dict` returns the live tensors."""
     state = part.state_dict()
     return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state
 
 
 def stateful(part: object, name: str) -> Stateful:
-    """The part, if it can be saved."""
+    """Return the part if it has `state_dict` and `load_state_dict`, else raise TypeError."""
     if not isinstance(part, Stateful):
         raise TypeError(
-            f"{name}: {type(part).__name__} has no state_dict and load_state_dict, so it cannot be saved"
-            + ("; use include_real=False and save it by its own means" if name == "real" else "")
+            f"{name}: {type(part).__name__} cannot be saved, it lacks state_dict and load_state_dict"
+            + ("; use include_real=False and save it separately" if name == "real" else "")
         )
     return part

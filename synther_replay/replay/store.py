@@ -1,4 +1,4 @@
-"""SyntheticStore: the generated transitions, resident on the device that samples them."""
+"""SyntheticStore: the generated transitions, kept on the device that samples them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
 from synther_replay.replay.indices import IndexStream
 
-# The store only changes as a whole, so rows for several batches can be gathered at once without being stale.
-_BATCHES_AHEAD = 32  # while batches keep their size
-_FIRST_BATCHES_AHEAD = 2  # after a change of it: there may be another one soon
+# The store is only replaced as a whole, so batches gathered in advance are never stale.
+_BATCHES_AHEAD = 32  # while the batch size stays the same
+_FIRST_BATCHES_AHEAD = 2  # after the batch size changed: it may change again soon
 _MOST_BYTES_AHEAD = 2**25
 
 
 class _Held:
-    """What a replacement replaces: one assignment, so that an interrupt finds the old or the new, never a mixture."""
+    """Contents of a store. One assignment replaces them, so an interrupt leaves the old or the new contents."""
 
     __slots__ = ("ahead", "batch_size", "rows", "size")
 
     def __init__(self, rows: Tensor, ahead: list[Tensor] | None = None, batch_size: int = 0) -> None:
         self.rows = rows
         self.size = len(rows)
-        self.ahead = ahead or []  # batches gathered ahead, the next one last
-        self.batch_size = batch_size  # of the last ones gathered
+        self.ahead = ahead or []  # batches gathered in advance; the next one is last
+        self.batch_size = batch_size  # of the batches in `ahead`
 
 
 class SyntheticStore:
@@ -36,9 +36,9 @@ class SyntheticStore:
 
     Args:
         spec: Layout of the rows.
-        capacity: Most rows it may hold.
-        device: Where the rows live.
-        seed: Of the sampling order.
+        capacity: Maximum number of rows.
+        device: Device of the rows.
+        seed: Seed of the sampling order.
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: torch.device, *, seed: int = 0) -> None:
@@ -55,42 +55,42 @@ class SyntheticStore:
 
     @property
     def rows(self) -> Tensor:
-        """All rows, ``(n, dim)``; replaced, never changed."""
+        """All rows, ``(n, dim)``. They are replaced as a whole, never modified in place."""
         return self._held.rows
 
     def replace(self, transitions: Transitions) -> None:
-        """Throw away what is held and hold these instead; their rows belong to the store from now on."""
+        """Replace all rows. The store takes ownership of the given rows and does not copy them."""
         rows = transitions.rows
         if transitions.spec != self.spec:
-            raise ValueError(f"transitions: their spec differs from the store's, {transitions.spec.to_json()}")
+            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
         self._held = _Held(rows.detach().to(self.device))
 
     def sample(self, n: int) -> Tensor:
-        """`n` rows drawn uniformly with replacement, ``(n, dim)``; the caller may keep and change them.
+        """Draw `n` rows uniformly with replacement, ``(n, dim)``; the caller may modify them.
 
-        They are part of a block of several batches: who keeps one for long should keep a clone.
+        The rows share one memory block with other batches. Clone a batch that you keep for long.
         """
         held = self._held
         if not held.size:
-            raise ValueError("store: it is empty")
+            raise ValueError("store is empty: refit before sampling")
         if not held.ahead or held.batch_size != n:
             self._gather_ahead(held, n)
         return held.ahead.pop()
 
-    @torch.inference_mode(mode=False)  # else batches gathered while an actor runs could never be written to
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _gather_ahead(self, held: _Held, n: int) -> None:
         ahead = _BATCHES_AHEAD if held.batch_size == n else _FIRST_BATCHES_AHEAD
         batches = max(1, min(ahead, _MOST_BYTES_AHEAD // (4 * n * self.spec.dim)))
         index = self._indices.draw(batches * n, held.size)
         block = held.rows.index_select(0, index).view(batches, n, -1)
-        # .data: autograd must not take a change of one batch for a change of all
+        # .data: separate version counters, so that modifying one batch does not invalidate the others for autograd
         held.ahead = [batch.data for batch in block.unbind()]
         held.batch_size = n
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Remove all rows."""
         self._held = _Held(self.rows[:0].clone())
 
     def to(self, device: torch.device) -> None:
@@ -101,7 +101,7 @@ class SyntheticStore:
         self._indices.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of rows and random state."""
+        """Return a copy of rows and random state."""
         return {
             "rows": self.rows.clone(),
             "ahead": [batch.clone() for batch in self._held.ahead],
@@ -109,15 +109,15 @@ class SyntheticStore:
             "indices": self._indices.state_dict(),
         }
 
-    @torch.inference_mode(mode=False)  # else batches loaded while an actor runs could never be written to
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; rows that do not fit are refused and change nothing."""
+        """Restore a `state_dict`; rows of a wrong shape raise `CheckpointError` and change nothing."""
         rows: Tensor = state["rows"]
         fits = rows.ndim == 2 and rows.shape[1] == self.spec.dim and rows.dtype == torch.float32
         if not fits or len(rows) > self.capacity:
             raise CheckpointError(
-                f"state: {rows.dtype} rows of shape {tuple(rows.shape)} do not fit a store of "
-                f"{self.capacity} rows of {self.spec.dim} columns"
+                f"state: got {rows.dtype} rows of shape {tuple(rows.shape)}, "
+                f"expected float32 of shape (at most {self.capacity}, {self.spec.dim})"
             )
         ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
         batch_size = whole_number("batch_size", state["batch_size"], least=0)
@@ -125,12 +125,12 @@ class SyntheticStore:
         self._held = _Held(rows.to(self.device, copy=True), ahead, batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and deepcopy take along: rows on the host, so that any machine can read them."""
+        """State for pickle and deepcopy; rows are on the CPU, so any machine can load them."""
         state = self.state_dict()
         state["rows"], state["ahead"] = state["rows"].cpu(), [batch.cpu() for batch in state["ahead"]]
         return {"spec": self.spec, "capacity": self.capacity, "device": self.device, "state": state}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
-        """Rebuild, on the CPU where the device is missing."""
+        """Restore; on the CPU if the device does not exist here."""
         self.__init__(pickled["spec"], pickled["capacity"], device_or_cpu(pickled["device"]))  # type: ignore[misc]
         self.load_state_dict(pickled["state"])

@@ -1,10 +1,10 @@
-"""Runs a framework's own tests with our buffers in the place of the framework's.
+"""Runs the test suite of a framework with our buffers in place of its own.
 
     python tests/integrations/run_framework_tests.py sb3 path/to/stable-baselines3 --real-ratio 1.0
 
-The tests come from a checkout, the framework that they test is the installed one. Arguments that are not known here go
-to pytest. A test that cannot apply is listed with the reason and has to fail: README.md, beside this file, says how all
-this came out. Not meant for pytest-xdist, whose workers would see the framework's own buffers.
+The tests come from a checkout; they run against the installed framework. Unknown arguments are passed to pytest. Tests
+that cannot apply are listed with a reason and must fail. README.md in this folder has the results. Do not use it with
+pytest-xdist, whose workers would use the framework's own buffers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from synther_replay import GeneratorConfig, RetrainSchedule
 
-# Small and early enough that tests of a hundred steps on a CPU see synthetic rows.
+# Small and early enough for synthetic rows in tests of a hundred steps.
 GENERATOR = GeneratorConfig.tiny(
     width=16, depth=1, embedding=16, steps=10, refit_steps=10, batch_size=32, sampling_steps=4
 )
@@ -34,13 +34,13 @@ SCHEDULE = RetrainSchedule(every=100, rows=200, start=32)
 
 @dataclass
 class Record:
-    """What our buffers are told about the test that runs, and what they tell about it.
+    """Options of our buffers in the current test, and what happened in it.
 
     Attributes:
-        real_ratio: Of every buffer.
+        real_ratio: Real ratio of every buffer.
         options: Further options of the buffers in the current test.
         ours: Whether the current test has built one of our buffers.
-        mixed: Whether one of them gave a batch with synthetic rows.
+        mixed: Whether one of them returned a batch with synthetic rows.
     """
 
     real_ratio: float
@@ -49,20 +49,20 @@ class Record:
     mixed: bool = False
 
     def buffer_options(self) -> dict[str, Any]:
-        """Options for a buffer that is built now."""
+        """Return the options of a new buffer."""
         self.ours = True
         return {"real_ratio": self.real_ratio, "generator": GENERATOR, "schedule": SCHEDULE, **self.options}
 
 
 @dataclass(frozen=True)
 class CannotApply:
-    """Tests that have to fail with our buffers.
+    """Tests that must fail with our buffers.
 
     Attributes:
-        test: The beginning of their names: ``test_file.py::test_name[parameters]``.
-        reason: Why.
-        when_mixed: Whether that is so with synthetic rows only.
-        without_gpu: Whether that is so on machines without a GPU only.
+        test: Prefix of their names: ``test_file.py::test_name[parameters]``.
+        reason: The reason.
+        when_mixed: Whether this applies only with synthetic rows.
+        without_gpu: Whether this applies only without a GPU.
     """
 
     test: str
@@ -73,7 +73,7 @@ class CannotApply:
 
 @dataclass(frozen=True)
 class Framework:
-    """What has to be known of a framework.
+    """Description of a framework.
 
     Attributes:
         distribution: Name of the installed distribution.
@@ -93,7 +93,7 @@ class Framework:
 
 
 class Plugin:
-    """The pytest plugin that makes a framework's tests use our buffers, and counts how that goes."""
+    """Pytest plugin: makes the tests of a framework use our buffers and counts the outcomes."""
 
     def __init__(self, framework: Framework, record: Record) -> None:
         self.framework, self.record = framework, record
@@ -134,15 +134,15 @@ class Plugin:
 
 
 def substitute_sb3(record: Record) -> None:
-    """Put subclasses of `SynthERBuffer` in the place of Stable-Baselines3's three replay buffers."""
-    import stable_baselines3  # noqa: F401  # all modules that know the buffers by name
+    """Replace Stable-Baselines3's three replay buffers by subclasses of `SynthERBuffer`."""
+    import stable_baselines3  # noqa: F401  # imports all modules that refer to the buffers
     from stable_baselines3 import common
     from stable_baselines3.common import buffers
 
     from synther_replay.adapters.sb3 import SynthERBuffer, SynthERDictBuffer
 
     class Substitute(ABCMeta):
-        """An instance of the original is one of the substitute, as `HerReplayBuffer` expects."""
+        """Instances of the original count as instances of the substitute, as `HerReplayBuffer` expects."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, originals[cls.__name__])
@@ -156,7 +156,7 @@ def substitute_sb3(record: Record) -> None:
             record.mixed |= len(self.source.store) > 0
             return batch
 
-        # the module's name, too: pickle looks a class up by both
+        # pickle finds a class by module and name
         return Substitute(name, (base,), {"__init__": build, "sample": sample, "__module__": buffers.__name__})
 
     substitutes = {
@@ -169,7 +169,7 @@ def substitute_sb3(record: Record) -> None:
         for name, substitute in substitutes.items():
             if module is not buffers and getattr(module, name, None) is originals[name]:
                 setattr(module, name, substitute)
-    # The classes in there call each other by name, so the names change in a copy of the module.
+    # The classes refer to each other by name, so the names are replaced in a copy of the module.
     copied = ModuleType(buffers.__name__)
     vars(copied).update({**vars(buffers), **substitutes})
     sys.modules[buffers.__name__] = common.buffers = copied
@@ -179,7 +179,7 @@ SB3 = Framework(
     distribution="stable-baselines3",
     folder="tests",
     files={
-        # these two fill buffers by hand, with actions in the units of the environment
+        # these two store actions in the units of the environment
         "test_buffers.py": {"scaled_actions": False},
         "test_n_step_replay.py": {"scaled_actions": False},
         "test_run.py": {},
@@ -190,7 +190,7 @@ SB3 = Framework(
         "test_deterministic.py": {},
         "test_callbacks.py": {},
         "test_cnn.py": {},
-        # has to learn its tasks, so a generator of ten steps will not do
+        # must solve its tasks: needs a trained generator
         "test_identity.py": {"generator": GeneratorConfig.tiny()},
         "test_predict.py": {},
         "test_sde.py": {},
@@ -218,11 +218,11 @@ FRAMEWORKS = {"sb3": SB3}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the tests; returns pytest's exit status."""
+    """Run the tests and return pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("framework", choices=FRAMEWORKS)
-    parser.add_argument("checkout", type=Path, help="the framework's repository")
-    parser.add_argument("--real-ratio", type=float, default=1.0, help="of every buffer (default: 1.0)")
+    parser.add_argument("checkout", type=Path, help="repository of the framework")
+    parser.add_argument("--real-ratio", type=float, default=1.0, help="real ratio of every buffer (default: 1.0)")
     parser.add_argument("--files", nargs="+", metavar="FILE", help="some of the test files (default: all listed)")
     options, for_pytest = parser.parse_known_args(arguments)
     framework = FRAMEWORKS[options.framework]
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = options.files or list(framework.files)
     if unknown := set(files) - set(framework.files):
         parser.error(f"--files: expected some of {sorted(framework.files)}, got {sorted(unknown)}")
-    torch.set_num_threads(1)  # the networks are so small that threads cost more than they bring
+    torch.set_num_threads(1)  # more threads are slower for small networks
     record = Record(options.real_ratio)
     framework.substitute(record)
     paths = [str(folder / name) for name in files]

@@ -1,4 +1,4 @@
-"""The adapter for CORL: CORL's own batches while everything is real, and what `upsample` adds to them."""
+"""The CORL adapter: identical batches before `upsample`, synthetic rows after it."""
 
 import doctest
 import importlib.util
@@ -12,9 +12,8 @@ import torch
 from gymnasium.spaces import Box
 
 from synther_replay import DivergedError, GenerationError, GeneratorConfig, RetrainSchedule, TransitionSpec
-from synther_replay.adapters import corl
-from synther_replay.adapters.corl import ReplayBuffer
-from synther_replay.adapters.corl import d4rl as _d4rl
+from synther_replay.adapters.corl import ReplayBuffer, d4rl
+from synther_replay.adapters.corl import buffer as corl_buffer
 
 TINY = GeneratorConfig.tiny(width=32, depth=1, steps=20, refit_steps=10, sampling_steps=4)
 NEEDS_H5PY = pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="h5py is not installed")
@@ -23,7 +22,7 @@ FILES = ["set.npz", *HDF5]
 
 
 def dataset(n=100, first=0):
-    """Rewards count up from `first`; the other fields follow from that number. Actions lie in (-0.5, 0.5)."""
+    """Rewards count up from `first`; the other fields are functions of the reward. Actions are in (-0.5, 0.5)."""
     x = np.arange(first, first + n, dtype=np.float64)
     return {
         "observations": np.stack([np.sin(x), np.cos(x), x / 50], 1),
@@ -68,8 +67,8 @@ def raising(error):
 
 
 def test_the_example_of_the_class_runs():
-    assert doctest.testmod(corl).attempted > 0
-    assert doctest.testmod(corl).failed == 0
+    assert doctest.testmod(corl_buffer).attempted > 0
+    assert doctest.testmod(corl_buffer).failed == 0
 
 
 # --- as CORL's own buffer ---------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ def with_value(key, value):
 WRONG = {
     "no next states": (lambda data: {k: v for k, v in data.items() if k[:4] != "next"}, "next_observations.*qlearning"),
     "no keys": (lambda data: {}, "observations, actions, rewards, next_observations, terminals"),
-    "no rows": (lambda data: {key: values[:0] for key, values in data.items()}, "no transitions"),
+    "no rows": (lambda data: {key: values[:0] for key, values in data.items()}, "at least one transition"),
     "a number": (changed("observations", lambda values: 3.0), "observations: expected shape"),
     "narrow states": (changed("observations", lambda values: values[:, :2]), r"observations: .*3\), got \(100, 2\)"),
     "narrow next states": (changed("next_observations", lambda values: values[:, :2]), "next_observations: expected"),
@@ -228,11 +227,11 @@ def test_wrong_options_are_refused_by_name(name):
 
 
 def test_generator_of_other_sizes_is_refused(fake):
-    with pytest.raises(ValueError, match=r"generator: .*4 state and 2 action"):
+    with pytest.raises(ValueError, match=r"generator: got .*3 state .*expected 4 and 2"):
         ReplayBuffer(4, 2, 10, generator=fake)
 
 
-def test_repr_says_what_it_holds(fake):
+def test_repr_shows_sizes(fake):
     buffer = filled(generator=fake, real_ratio=0.25)
     assert repr(buffer) == "ReplayBuffer(100 of 200 real, 0 synthetic, real_ratio=0.25, device='cpu')"
     buffer.upsample(30)
@@ -277,8 +276,8 @@ def test_synthetic_rows_can_be_had_as_they_were_generated(fake):
     buffer = filled(generator=fake)
     assert buffer.synthetic is None
     buffer.upsample(50)
-    buffer.normalize_states()
-    buffer.normalize_rewards(2.0)  # neither of which changes what is held
+    buffer.normalise_states()
+    buffer.normalise_rewards(2.0)  # stored rows do not change
     found = buffer.synthetic
     assert found.spec == fake.spec
     assert found.rows[:, 0].tolist() == list(range(50))
@@ -333,14 +332,14 @@ def test_range_of_actions_is_that_of_the_data_unless_given():
     assert set(actions[:, 1].tolist()) == {0.25}
     assert not buffer.upsample(64).fit.from_scratch
     buffer.add_transition(np.zeros(3), [0.9, 0.25], 0.0, np.zeros(3), False)
-    assert buffer.upsample(64).fit.from_scratch  # the spec of the model no longer holds
+    assert buffer.upsample(64).fit.from_scratch  # the action range, and so the spec, has changed
     assert buffer._source.spec.action_leaves[0].high[0] == np.float32(0.9)
 
 
-def test_default_generator_takes_its_time_only_where_it_is_fitted_once_and_on_a_gpu(monkeypatch):
-    assert corl._fitted_once(torch.device("cuda")) == GeneratorConfig.offline()
-    assert corl._fitted_once(torch.device("cpu")) is None
-    monkeypatch.setattr(corl, "_fitted_once", lambda device: TINY)
+def test_default_generator_is_offline_only_without_schedule_on_a_gpu(monkeypatch):
+    assert corl_buffer._fitted_once(torch.device("cuda")) == GeneratorConfig.offline()
+    assert corl_buffer._fitted_once(torch.device("cpu")) is None
+    monkeypatch.setattr(corl_buffer, "_fitted_once", lambda device: TINY)
     once, again = filled(), filled(schedule=RetrainSchedule.tiny(), max_action=1.0)
     once.upsample(10)
     assert once._source.generator.config == TINY
@@ -360,8 +359,8 @@ def test_too_few_rows_to_fit_are_refused():
 def test_rows_are_replaced_when_as_many_were_drawn_as_are_held(fake):
     buffer = filled(generator=fake, synthetic_capacity=20, real_ratio=0.5)
     assert buffer.upsample(50).rows == 20
-    for block in range(4):  # beyond the 50 that were asked for
-        for _ in range(4):  # 4 batches of 5 synthetic rows use 20 up
+    for block in range(4):  # more than the requested 50
+        for _ in range(4):  # 4 batches draw 20 synthetic rows
             states, _, rewards, *_ = buffer.sample(10)
             drawn = states[rewards[:, 0] < 0, 0]
             assert ((drawn >= 20 * block) & (drawn < 20 * (block + 1))).all()
@@ -398,7 +397,7 @@ def test_failure_to_replace_them_keeps_them(fake, error):
     before = held(buffer)
     buffer.sample(20)
     fake.during_sample = raising(error)
-    with pytest.warns(RuntimeWarning, match="keeping the ones held"):
+    with pytest.warns(RuntimeWarning, match="keeping the previous"):
         assert synthetic(buffer.sample(20)) == 20
     assert torch.equal(held(buffer), before)
     fake.during_sample = lambda: None
@@ -424,7 +423,7 @@ FAULTS = {
     "no rows": (GenerationError("all rejected"), GenerationError, "all rejected"),
     "interrupt": (KeyboardInterrupt(), KeyboardInterrupt, None),
     "bug": (ZeroDivisionError("oops"), ZeroDivisionError, "oops"),
-    "host memory": (MemoryError(), MemoryError, "no memory for 40 rows; .*synthetic_capacity"),
+    "host memory": (MemoryError(), MemoryError, "40 rows; .*synthetic_capacity"),
     "device memory": (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "synthetic_capacity"),
 }
 
@@ -449,10 +448,10 @@ def test_fault_in_upsample_leaves_the_buffer_as_before(fake, same, upsamples, fa
     assert synthetic(buffer.sample(10)) == 5
 
 
-def test_rows_that_are_no_transitions_are_refused(fake):
+def test_invalid_generated_rows_are_refused(fake):
     buffer = filled(generator=fake)
     fake.sample = lambda n: type(buffer._ring.transitions())(fake.spec, torch.full((n, 10), np.nan))
-    with pytest.raises(GenerationError, match="no transitions"):
+    with pytest.raises(GenerationError, match="non-finite"):
         buffer.upsample(10)
     assert synthetic(buffer.sample(10)) == 0
 
@@ -516,7 +515,7 @@ def test_schedule_needs_the_range_of_actions():
 def test_states_are_normalised_by_the_real_rows_on_the_way_out():
     data = dataset()
     buffer = filled()
-    mean, std = buffer.normalize_states()
+    mean, std = buffer.normalise_states()
     np.testing.assert_allclose(mean, data["observations"].mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(std, data["observations"].std(0) + 1e-3, rtol=1e-5)
     np.random.seed(2)
@@ -533,9 +532,9 @@ def test_states_are_normalised_by_the_real_rows_on_the_way_out():
 def test_synthetic_rows_are_normalised_alike_and_saved_raw(fake, tmp_path):
     buffer = filled(generator=fake)
     buffer.upsample(1)  # a row of zeros but for its reward, -1
-    mean, std = buffer.normalize_states([1.0, 2.0, 3.0], 2.0)
+    mean, std = buffer.normalise_states([1.0, 2.0, 3.0], 2.0)
     assert (mean.tolist(), std.tolist()) == ([1, 2, 3], [2, 2, 2])
-    buffer.normalize_rewards(scale=10.0, shift=0.5)
+    buffer.normalise_rewards(scale=10.0, shift=0.5)
     states, actions, rewards, next_states, dones = buffer.sample(1)
     assert states.tolist() == next_states.tolist() == [[-0.5, -1.0, -1.5]]
     assert (actions.tolist(), rewards.tolist(), dones.tolist()) == ([[0, 0]], [[-9.5]], [[0]])
@@ -546,7 +545,7 @@ def test_synthetic_rows_are_normalised_alike_and_saved_raw(fake, tmp_path):
 
 def test_normalisation_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="empty"):
-        ReplayBuffer(3, 2, 10).normalize_states(mean=0.0)
+        ReplayBuffer(3, 2, 10).normalise_states(mean=0.0)
     buffer = filled()
     for arguments, message in (
         ((0.0, 0.0), "std"),
@@ -555,9 +554,9 @@ def test_normalisation_that_cannot_be_is_refused():
         ((0, [1, 1]), "std"),
     ):
         with pytest.raises(ValueError, match=f"{message}: "):
-            buffer.normalize_states(*arguments)
+            buffer.normalise_states(*arguments)
     with pytest.raises(ValueError, match="nan"):
-        buffer.normalize_rewards(np.nan)
+        buffer.normalise_rewards(np.nan)
     np.random.seed(0)
     index = np.random.randint(0, 100, size=8)
     np.random.seed(0)
@@ -569,7 +568,7 @@ def test_normalisation_that_cannot_be_is_refused():
 
 @pytest.mark.parametrize("name", FILES)
 def test_saved_rows_come_back(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(_d4rl, "BLOCK", 30)
+    monkeypatch.setattr(d4rl, "BLOCK", 30)
     buffer = filled(generator=TINY)
     buffer.upsample(64)
     buffer.save(tmp_path / name)
@@ -593,7 +592,7 @@ def test_files_have_the_layout_of_d4rl(tmp_path, name):
 
         with h5py.File(tmp_path / name) as file:
             saved = {key: values[()] for key, values in file.items()}
-            assert "timeouts are set wherever terminals are not" in file.attrs["note"]
+            assert "timeouts" in file.attrs["note"]
     for key, values in dataset().items():
         np.testing.assert_array_equal(saved.pop(key), values.astype(bool if key == "terminals" else np.float32))
     np.testing.assert_array_equal(saved.pop("timeouts"), ~dataset()["terminals"])
@@ -602,22 +601,22 @@ def test_files_have_the_layout_of_d4rl(tmp_path, name):
 
 @pytest.mark.parametrize("name", HDF5)
 def test_new_rows_are_streamed_in_blocks(tmp_path, monkeypatch, fake, name):
-    monkeypatch.setattr(_d4rl, "BLOCK", 30)
+    monkeypatch.setattr(d4rl, "BLOCK", 30)
     buffer = filled(generator=fake, synthetic_capacity=20)
     buffer.upsample(20)
     asked, sample = [], fake.sample
     monkeypatch.setattr(fake, "sample", lambda n: asked.append(n) or sample(n))
     buffer.save(tmp_path / name, rows=100)
     assert asked == [30, 30, 30, 10]
-    arrays = _d4rl.read(tmp_path / name)
+    arrays = d4rl.read(tmp_path / name)
     assert arrays["observations"][:, 0].tolist() == list(range(20, 120))
     assert held(buffer)[:, 0].tolist() == list(range(20))  # still those
 
 
 @pytest.mark.parametrize("before", [None, b"old"])
 @pytest.mark.parametrize("name", HDF5)
-def test_failed_save_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch, fake, name, before):
-    monkeypatch.setattr(_d4rl, "BLOCK", 30)
+def test_failed_save_keeps_the_old_file_only(tmp_path, monkeypatch, fake, name, before):
+    monkeypatch.setattr(d4rl, "BLOCK", 30)
     buffer = filled(generator=fake)
     buffer.upsample(20)
     if before:
@@ -643,19 +642,19 @@ from pathlib import Path
 import torch
 from gymnasium.spaces import Box
 from synther_replay import TransitionSpec
-from synther_replay.adapters import _d4rl
+from synther_replay.adapters.corl import d4rl
 
 spec = TransitionSpec.from_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)  # what no file may outgrow
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)  # maximum file size
 try:
-    _d4rl.write(Path(sys.argv[1]), spec, 20_000, (torch.rand(5_000, spec.dim) for _ in range(4)))
+    d4rl.write(Path(sys.argv[1]), spec, 20_000, (torch.rand(5_000, spec.dim) for _ in range(4)))
 except OSError as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_full_disk_is_an_error_and_not_the_end_of_the_interpreter(tmp_path, name):
+def test_full_disk_raises_an_error_without_crashing(tmp_path, name):
     pytest.importorskip("resource")
     (tmp_path / name).write_bytes(b"old")
     ended = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path / name], capture_output=True, text=True)
@@ -664,7 +663,7 @@ def test_full_disk_is_an_error_and_not_the_end_of_the_interpreter(tmp_path, name
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: b"old"}
 
 
-def test_save_refuses_what_it_cannot_write(tmp_path, fake):
+def test_save_refuses_invalid_arguments(tmp_path, fake):
     buffer = filled(generator=fake)
     with pytest.raises(ValueError, match="call upsample first"):
         buffer.save(tmp_path / "set.npz")
@@ -720,7 +719,7 @@ def test_damaged_file_is_refused_and_changes_nothing(tmp_path, fake, damage, nam
     assert torch.equal(held(buffer), before)
     buffer.sample(40)
     buffer.sample(40)
-    assert not torch.equal(held(buffer), before)  # rows are still replaced when used up
+    assert not torch.equal(held(buffer), before)  # rows are still regenerated after all were drawn
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -770,11 +769,11 @@ def test_everything_lives_on_the_gpu(tmp_path):
     np.random.seed(0)
     assert numbers(before) == np.random.randint(0, 100, size=16).tolist()
     buffer.upsample(200)
-    buffer.normalize_states()
-    buffer.normalize_rewards(2.0, 1.0)
+    buffer.normalise_states()
+    buffer.normalise_rewards(2.0, 1.0)
     buffer.save(tmp_path / "set.npz")
     buffer.add_transition(*(values[0] for values in dataset(1).values()))
-    for _ in range(10):  # past the rows that are held
+    for _ in range(10):  # more rows than are in memory
         batch = buffer.sample(32)
     for part in (*before, *batch):
         assert part.device == torch.device("cuda", torch.cuda.current_device())

@@ -1,9 +1,8 @@
-"""CORL's own scripts with the adapter in place of their buffer; runs where CORL_DIR names a checkout of CORL.
+"""CORL's scripts with our buffer in place of theirs; requires CORL_DIR, a checkout of CORL.
 
-The scripts run as they are but for two changes, made in memory: `ReplayBuffer` is imported once the file has defined
-its own, and `upsample` is called after `load_d4rl_dataset`. What they import and few have installed is replaced by
-small modules: a Pendulum with the interface of old gym, random data of it for d4rl, fixed settings for pyrallis, and a
-list in place of wandb.
+Two lines of the scripts are changed in memory: our `ReplayBuffer` is imported after the definition of their own, and
+`upsample` is called after `load_d4rl_dataset`. Four imports are replaced by small modules: a Pendulum with the old gym
+interface, random data for d4rl, fixed settings for pyrallis, and a list for wandb.
 """
 
 import json
@@ -144,7 +143,7 @@ SHIMS = {
 
 
 def adapted(source):
-    """The script with the two changes."""
+    """Return the script with the two changes."""
     source, imports = re.subn(r"^(?=@pyrallis)", "from adapted import ReplayBuffer\n", source, flags=re.MULTILINE)
     call = r"^( +\w*buffer)(\.load_d4rl_dataset\(.*\)\n)"
     source, calls = re.subn(call, r"\1\2\1.upsample(500)\n", source, flags=re.MULTILINE)
@@ -154,7 +153,7 @@ def adapted(source):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a script of CORL once for each set of options, None for the script as it is."""
+    """Runs a CORL script once per set of options; None: unchanged."""
 
     def start(name, *variants):
         source = (Path(CORL) / "algorithms" / name).read_text()

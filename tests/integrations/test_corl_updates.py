@@ -1,6 +1,6 @@
-"""Our learners against CORL's own classes, update by update; runs where CORL_DIR names a checkout of CORL.
+"""Our offline agents against CORL's classes, update by update; requires CORL_DIR, a checkout of CORL.
 
-Both begin with the same networks and get the same batches and the same noise, in double precision.
+Both start from the same networks and use the same batches and noise, in double precision.
 """
 
 import inspect
@@ -32,7 +32,7 @@ SPEC = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (STATES,)), Box(-1, 1, (A
 
 @pytest.fixture(autouse=True)
 def double():
-    """In double precision what is equal is equal."""
+    """Double precision: equal computations give equal results."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -59,7 +59,7 @@ def script(algo):
 
 
 def pairs(flat, shape, module):
-    """Weights and biases of one of our networks beside those of a module with as many linear layers."""
+    """Pairs of weights and biases: our network, and a module with the same linear layers."""
     ours = Layers.of(flat[None], shape)
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     assert len(linear) == ours.last
@@ -69,7 +69,7 @@ def pairs(flat, shape, module):
 
 
 def copied(flat, shape, module):
-    """The module with the weights of our network."""
+    """Return the module with the weights of our network."""
     with torch.no_grad():
         for ours, theirs in pairs(flat, shape, module):
             theirs.copy_(ours)
@@ -77,14 +77,14 @@ def copied(flat, shape, module):
 
 
 def assert_same(flat, shape, module, before, *, atol=1e-6):
-    """As near as CORL's single-precision constants let them be, unless told: a step of Adam goes 3e-4 far."""
+    """Compare parameters; the default tolerance covers CORL's single-precision constants (an Adam step is 3e-4)."""
     for (ours, theirs), (first, _) in zip(pairs(flat, shape, module), pairs(before, shape, module), strict=True):
-        assert not torch.equal(theirs, first)  # they did learn
+        assert not torch.equal(theirs, first)  # parameters have changed
         torch.testing.assert_close(ours, theirs.data, rtol=0, atol=atol)
 
 
 def stir(learner, rng):
-    """Away from first weights with which critics all but agree and hardly slope."""
+    """Move away from the initial weights, with which the critics nearly agree."""
     for part in (learner.policy.parameters, learner.critic.parameters):
         part.add_(0.03 * torch.randn(part.shape, generator=rng))
     learner.values[len(learner.values) // 2 :] = learner.critic.parameters
@@ -130,7 +130,7 @@ def test_iql(deterministic, rows, rng):
     for flat, one in zip(first[2:], (critics.q1, critics.q2), strict=True):
         copied(flat, learner.critic_shape, one)
     adam, value_adam = (torch.optim.Adam(module.parameters(), lr=3e-4) for module in (actor, value))
-    # CORL halves the critics' loss, which Adam notices by its epsilon alone.
+    # CORL halves the critic loss, which affects Adam only through its epsilon.
     critic_adam = torch.optim.Adam(critics.parameters(), lr=3e-4, eps=0.5e-8)
     theirs = corl.ImplicitQLearning(1.0, actor, adam, critics, critic_adam, value, value_adam, max_steps=3 * ROUNDS)
     batches = rows.draw(2 * ROUNDS, 1, BATCH, rng=rng)
@@ -156,7 +156,7 @@ def test_edac(eta, rows, rng, monkeypatch):
     critic = corl.VectorizedCritic(STATES, ACTIONS, HIDDEN, count).double()
 
     def all_pairs():
-        """Parameters of ours beside those of theirs, whose policy puts out means and deviations by two layers."""
+        """Pairs of parameters; their policy has separate layers for mean and standard deviation."""
         ours = Layers.of(learner.policy.parameters, learner.policy_shape)
         *trunk, means, spreads = (layer for layer in actor.modules() if isinstance(layer, nn.Linear))
         for k, layer in enumerate(trunk, 1):

@@ -1,6 +1,6 @@
-"""The examples in the docstrings of the adapters run.
+"""Doctests of the adapters.
 
-pytest would import the folder as plain `adapters`, which is refused; so they are run under their real name.
+`pytest --doctest-modules` would import the folder as plain `adapters`, which raises ImportError.
 """
 
 import doctest

@@ -1,4 +1,4 @@
-"""D4RL's own files, where D4RL keeps them: what `load` gives is what D4RL pairs, row by row."""
+"""Official D4RL files, if present: `load` returns the same transitions as D4RL, row by row."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FastSAC beside SB3's SAC: the same where it should be, delayed where it says so, recorded without a difference."""
+"""FastSAC against SB3's SAC: equal without delay, delayed updates, and equal results with CUDA graphs."""
 
 import copy
 import doctest
@@ -23,9 +23,7 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from synther_replay import GeneratorConfig, RetrainSchedule
-from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
-from synther_replay.adapters.sb3 import fast_sac as _sb3_fast_sac
-from synther_replay.adapters.sb3 import graphs as _sb3_graphs
+from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, fast_sac, graphs
 from synther_replay.adapters.sb3.critics import Critics
 
 SMALL = {
@@ -70,7 +68,7 @@ def model(algorithm=FastSAC, env=None, policy="MlpPolicy", policy_kwargs=None, *
 
 
 def filled(algorithm=FastSAC, **changes):
-    """A model that has seen 40 steps and learnt nothing yet."""
+    """A model with 40 collected steps and no updates."""
     return model(algorithm, **changes | {"learning_starts": 40}).learn(40)
 
 
@@ -102,7 +100,7 @@ def assert_close(first, second, tolerance=1e-5):
 
 
 class HostGraph(TorchDispatchMode):
-    """A CUDA graph on a CPU: it records operations with the memory they read and write, and replays them alone."""
+    """Emulates a CUDA graph on a CPU: records operations and their memory, and replays only those."""
 
     WAITS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
@@ -127,7 +125,7 @@ class HostGraph(TorchDispatchMode):
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Records updates on a CPU as if it were a GPU; counts the recordings."""
+    """Captures updates on a CPU with the emulated graph; counts the captures."""
     count = []
 
     def capture(function, rng):
@@ -138,14 +136,14 @@ def recorder(monkeypatch):
             function()
         return graph.replay
 
-    monkeypatch.setattr(_sb3_graphs, "capture", capture)
-    monkeypatch.setattr(FastSAC, "_captures", lambda self: not self._graphs.refused)
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(FastSAC, "_captures", lambda self: not self._graphs.failed)
     return count
 
 
 @pytest.fixture
 def without_noise(monkeypatch):
-    """Actions are their distribution's mean, so that it does not matter in which order they are drawn."""
+    """Actions are the mean of their distribution, so the order of the draws does not matter."""
     monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, sample_shape=(): self.loc)
 
 
@@ -182,12 +180,12 @@ def test_without_delay_it_is_sac_bit_by_bit(variant):
     assert logged(theirs) == logged(ours)
 
 
-# on a CPU, torch looks at the values that it encodes as one-hot vectors
+# on a CPU, one_hot reads the values
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "Discrete"])
-def test_recorded_updates_without_delay_are_those_of_sac(recorder, variant):
+def test_captured_updates_without_delay_equal_sac(recorder, variant):
     theirs, ours = (model(algorithm, **arguments(variant)).learn(60) for algorithm in (SAC, FastSAC))
     assert len(recorder) == 1, "one graph of seven updates serves all calls"
-    assert not ours._graphs.refused
+    assert not ours._graphs.failed
     assert theirs._n_updates == ours._n_updates >= 14
     assert_close(theirs, ours)
 
@@ -263,7 +261,7 @@ def test_actor_is_updated_every_so_many_steps_and_at_the_end(monkeypatch, record
         original(self, loss, optimizer, *gradient)
 
     monkeypatch.setattr(FastSAC, "_minimise", minimise)
-    monkeypatch.setattr(_sb3_graphs.UpdateGraphs, "run", lambda *arguments: False)
+    monkeypatch.setattr(graphs.UpdateGraphs, "run", lambda *arguments: False)
     trained.train(steps, 8)
     assert order.count("critic") == steps
     assert order.count("entropy") == len(expected)
@@ -273,8 +271,8 @@ def test_actor_is_updated_every_so_many_steps_and_at_the_end(monkeypatch, record
 def test_call_cut_into_pieces_changes_nothing(monkeypatch, recorder, without_noise):
     whole = filled(policy_delay=3, target_update_interval=2)
     cut = filled(policy_delay=3, target_update_interval=2)
-    for trained, most in ((whole, 64), (cut, 2)):  # pieces shorter than the delay
-        monkeypatch.setattr(_sb3_fast_sac, "_MOST_STEPS", most)
+    for trained, most in ((whole, 64), (cut, 2)):  # pieces shorter than the policy delay
+        monkeypatch.setattr(fast_sac, "_MOST_STEPS", most)
         np.random.seed(0)
         trained.train(10, 8)
     assert_close(whole, cut)
@@ -284,7 +282,7 @@ def test_call_cut_into_pieces_changes_nothing(monkeypatch, recorder, without_noi
 def test_large_observations_are_drawn_in_small_pieces(monkeypatch):
     trained = filled(policy_delay=2)
     assert list(trained._pieces(130, 8)) == [(0, 64), (64, 128), (128, 130)]
-    monkeypatch.setattr(_sb3_fast_sac, "_MOST_BYTES", 5 * 8 * 2 * 3 * 4)  # five batches of observations
+    monkeypatch.setattr(fast_sac, "_MOST_BYTES", 5 * 8 * 2 * 3 * 4)  # five batches of observations
     assert list(trained._pieces(10, 8)) == [(0, 4), (4, 8), (8, 10)]
 
 
@@ -311,7 +309,7 @@ class Normalising(BaseFeaturesExtractor):
 def test_statistics_of_batch_normalisation_are_those_of_sac(recorder, without_noise, delay):
     options = {"policy_kwargs": {"features_extractor_class": Normalising}}
     ours = model(policy_delay=delay, **options).learn(60)
-    if delay == 1:  # else there is nothing of SB3's to compare with
+    if delay == 1:  # SB3 has no delay
         assert_close(model(SAC, **options).learn(60), ours)
     seen, targets = (part.features_extractor.layers[1].running_mean for part in (ours.critic, ours.critic_target))
     assert torch.equal(seen, targets)
@@ -350,10 +348,10 @@ def test_stacked_critics_follow_their_parameters():
     critics, batch = Critics(critic), batch_for(critic)
     critic.load_state_dict({name: value + 1 for name, value in critic.state_dict().items()})
     torch.testing.assert_close(critics(*batch), torch.cat(critic(*batch), dim=1))
-    assert critics.hold(critic)
-    assert not critics.hold(copy.deepcopy(critic))
+    assert critics.matches(critic)
+    assert not critics.matches(copy.deepcopy(critic))
     critic.qf1[0].bias.data = critic.qf1[0].bias.data.clone()
-    assert not critics.hold(critic)
+    assert not critics.matches(critic)
 
 
 class Extreme(nn.Module):
@@ -413,7 +411,7 @@ def test_parameters_may_be_replaced_while_it_learns(recorder, replaced):
 @pytest.mark.parametrize("delay", [1, 3])
 def test_recording_leaves_no_trace(monkeypatch, recorder, delay):
     recorded = model(policy_delay=delay).learn(60)
-    monkeypatch.setattr(_sb3_graphs.UpdateGraphs, "run", lambda *arguments: False)
+    monkeypatch.setattr(graphs.UpdateGraphs, "run", lambda *arguments: False)
     assert_close(recorded, model(policy_delay=delay).learn(60))
 
 
@@ -439,7 +437,7 @@ def test_learning_rate_follows_the_schedule(recorder):
 
 
 @pytest.mark.parametrize("changed", ["gamma", "tau", "betas", "parameters", "optimizer", "batch_size", "nothing"])
-def test_recorded_anew_when_something_was_replaced(recorder, changed):
+def test_captured_again_after_a_replacement(recorder, changed):
     trained = filled(policy_delay=2)
     for _ in range(2):
         trained.train(4, 8)
@@ -468,7 +466,7 @@ def test_interrupted_recording_changes_nothing(monkeypatch, recorder):
         function()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_sb3_graphs, "capture", interrupted)
+    monkeypatch.setattr(graphs, "capture", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained.train(6, 8)
     assert torch.equal(before, everything(trained))
@@ -477,27 +475,27 @@ def test_interrupted_recording_changes_nothing(monkeypatch, recorder):
 
 
 @pytest.mark.parametrize("delay", [1, 3])
-def test_what_cannot_be_recorded_is_run_with_one_warning(monkeypatch, recorder, delay):
+def test_failed_capture_falls_back_with_one_warning(monkeypatch, recorder, delay):
     plain = model(policy_delay=delay)
-    plain._graphs.refused = True
+    plain._graphs.failed = True
     plain.learn(60)
 
     def failing(function, rng):
         function()
         raise RuntimeError("not permitted")
 
-    monkeypatch.setattr(_sb3_graphs, "capture", failing)
+    monkeypatch.setattr(graphs, "capture", failing)
     trained = model(policy_delay=delay)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trained.learn(60)
-    messages = [str(warning.message) for warning in told if "CUDA graph" in str(warning.message)]
-    assert messages == ["the updates cannot be recorded as a CUDA graph and run slower: not permitted"]
+    (message,) = (str(warning.message) for warning in caught if "CUDA graph" in str(warning.message))
+    assert "not permitted" in message
     assert_close(plain, trained)
     assert trained.critic.optimizer.param_groups[0]["capturable"] is False
 
 
-def test_other_optimisers_are_not_recorded(recorder):
+def test_other_optimisers_are_not_captured(recorder):
     with pytest.warns(UserWarning, match="expected Adam or AdamW, got RMSprop"):
         trained = model(policy_delay=2, policy_kwargs={"optimizer_class": torch.optim.RMSprop}).learn(60)
     assert not recorder
@@ -518,7 +516,7 @@ def test_frozen_parameters_stay(recorder):
 
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize(("saves", "loads"), [(FastSAC, FastSAC), (FastSAC, SAC), (SAC, FastSAC)])
-def test_either_class_goes_on_with_what_the_other_saved(tmp_path, request, captured, saves, loads):
+def test_sac_and_fast_sac_load_each_others_files(tmp_path, request, captured, saves, loads):
     if captured:
         request.getfixturevalue("recorder")
     trained = model(saves, ent_coef="auto_0.5").learn(60)
@@ -565,7 +563,7 @@ def test_environment_can_be_replaced(recorder):
 
 
 def test_docstring_example():
-    result = doctest.testmod(_sb3_fast_sac)
+    result = doctest.testmod(fast_sac)
     assert (result.attempted, result.failed) == (1, 0)
 
 
@@ -595,9 +593,9 @@ def test_several_batches_at_once_are_those_of_single_calls(variant, options):
     normalise = trained._vec_normalize_env
     for count in (1, 3, 40):
         np.random.seed(count)
-        together = _sb3_graphs.tensors_of(buffer.sample_batches(count, 5, normalise))
+        together = graphs.tensors_of(buffer.sample_batches(count, 5, normalise))
         np.random.seed(count)
-        single = [_sb3_graphs.tensors_of(twin.sample(5, normalise)) for _ in range(count)]
+        single = [graphs.tensors_of(twin.sample(5, normalise)) for _ in range(count)]
         for field, parts in zip(together, zip(*single, strict=True), strict=True):
             assert torch.equal(field, torch.cat(parts))
     assert buffer.source.refits == twin.source.refits == (0 if options.get("real_ratio") == 1 else 1)
@@ -632,31 +630,31 @@ def test_run_across_refits(recorder):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Counts the graphs that are recorded."""
-    count, capture = [], _sb3_graphs.capture
-    monkeypatch.setattr(_sb3_graphs, "capture", lambda function, rng: count.append(1) or capture(function, rng))
+    """Counts captured graphs."""
+    count, capture = [], graphs.capture
+    monkeypatch.setattr(graphs, "capture", lambda function, rng: count.append(1) or capture(function, rng))
     return count
 
 
 def on_gpu(algorithm=FastSAC, **changes):
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*CUDA graph.*")  # nothing may fall back unnoticed
+        warnings.filterwarnings("error", message=".*CUDA graph.*")  # fail on the fallback
         return model(algorithm, device="cuda", **changes).learn(60)
 
 
 @gpu
 @pytest.mark.parametrize("delay", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_graph_does_what_its_function_does(monkeypatch, counted, variant, delay):
+def test_graph_equals_its_function(monkeypatch, counted, variant, delay):
     captured = on_gpu(policy_delay=delay, **arguments(variant))
     assert len(counted) == 1
-    monkeypatch.setattr(_sb3_graphs, "capture", lambda function, rng: function)
+    monkeypatch.setattr(graphs, "capture", lambda function, rng: function)
     assert_close(captured, on_gpu(policy_delay=delay, **arguments(variant)), tolerance=1e-4)
 
 
 @gpu
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_graph_without_delay_does_what_sac_does(variant):
+def test_graph_without_delay_equals_sac(variant):
     theirs, ours = (on_gpu(algorithm, **arguments(variant)) for algorithm in (SAC, FastSAC))
     torch.testing.assert_close(parameters(theirs), parameters(ours), rtol=1e-2, atol=2e-3)
     assert logged(theirs) == pytest.approx(logged(ours), rel=1e-2, abs=1e-3)
@@ -721,7 +719,7 @@ def test_loaded_parameters_are_those_that_the_next_updates_start_from(counted):
     log_ent_coef = trained.log_ent_coef.detach().clone()  # SB3 does not count it among the parameters
     results = []
     for _ in range(2):
-        trained.set_parameters(copy.deepcopy(state))  # an optimiser goes on with the very tensors that it is given
+        trained.set_parameters(copy.deepcopy(state))  # the optimiser keeps the given tensors
         trained.log_ent_coef.data.copy_(log_ent_coef)
         torch.cuda.manual_seed(5)
         np.random.seed(5)
@@ -732,7 +730,7 @@ def test_loaded_parameters_are_those_that_the_next_updates_start_from(counted):
 
 
 class Waiting(BaseFeaturesExtractor):
-    """Waits for the GPU, which a graph cannot."""
+    """Synchronises with the GPU, which is not allowed in a capture."""
 
     def __init__(self, space):
         super().__init__(space, 3)
@@ -745,14 +743,14 @@ class Waiting(BaseFeaturesExtractor):
 @pytest.mark.parametrize("delay", [1, 3])
 def test_network_that_waits_for_the_gpu_learns_without_a_graph(delay):
     options = {"policy_kwargs": {"features_extractor_class": Waiting}, "device": "cuda"}
-    with pytest.warns(UserWarning, match="cannot be recorded as a CUDA graph"):
+    with pytest.warns(UserWarning, match="CUDA graph"):
         trained = model(policy_delay=delay, **options).learn(60)
-    assert trained._graphs.refused
+    assert trained._graphs.failed
     assert parameters(trained).isfinite().all()
 
 
 @gpu
-def test_images_are_recorded():
+def test_images_are_captured():
     trained = on_gpu(env=Toy(spaces.Box(0, 255, (1, 36, 36), np.uint8)), policy="CnnPolicy", policy_delay=3)
     assert trained._graphs.names()
     assert parameters(trained).isfinite().all()

@@ -1,10 +1,10 @@
-"""Runs TorchRL's own replay buffer tests with its buffers wrapped in ours.
+"""Runs TorchRL's replay buffer tests with its buffers wrapped in ours.
 
     python tests/integrations/torchrl_substitution.py path/to/rl --real-ratio 1.0
 
-The tests come from a checkout, TorchRL itself is the installed one. Whatever a test builds by the name of one of the
-four replay buffers is the original inside a `SynthERReplayBuffer`. With synthetic rows, a test whose data are no
-transitions skips itself and says so. Everything else is as in run_framework_tests.py, beside this file.
+The tests come from a checkout; they run against the installed TorchRL. The four replay buffer classes are replaced by
+the original class inside a `SynthERReplayBuffer`. With synthetic rows, tests whose data are not transitions are skipped
+with a message. Otherwise as run_framework_tests.py in this folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchrl.data import Categorical, OneHot, Unbounded, replay_buffers
 from synther_replay.adapters.torchrl import SynthERReplayBuffer
 
 NAMES = ("ReplayBuffer", "TensorDictReplayBuffer", "PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
-# The files and, where not all of their tests have to do with replay buffers in one process, those that do.
+# Files, and name filters for files with tests other than of replay buffers in one process.
 TESTS = {
     "rb/test_rb_core.py": ("",),
     "rb/test_prioritized.py": ("",),
@@ -51,12 +51,12 @@ TESTS = {
     ),
 }
 
-# Waits for other processes, which with synthetic rows find out that its data are no transitions.
+# Waits for other processes, which are skipped with synthetic rows because the data are not transitions.
 WAITING = "test_shared_storage_multiprocess"
 
 
 class Wrapped(SynthERReplayBuffer):
-    """Finds out the specs by itself, and whether the data are transitions."""
+    """Infers the specs and whether the data are transitions."""
 
     record: Record
 
@@ -109,7 +109,7 @@ def _action_spec(action: torch.Tensor, shape: torch.Size) -> Any:
 
 
 class Substitute(type):
-    """Its classes build the original and wrap it; an instance of the original is one of theirs."""
+    """Metaclass: builds the original and wraps it; instances of the original count as instances."""
 
     original: Any
 
@@ -121,7 +121,7 @@ class Substitute(type):
 
 
 def substitute(record: Record) -> None:
-    """Put substitutes where tests import the four replay buffers from; TorchRL goes on to use its own."""
+    """Replace the four replay buffers where tests import them; TorchRL itself keeps its own."""
     Wrapped.record = record
     for name in NAMES:
         wrapper = Substitute(name, (), {"original": getattr(replay_buffers, name)})
@@ -157,7 +157,7 @@ TORCHRL = Framework(
 
 
 class SelectedTests(Plugin):
-    """Leaves out what has nothing to do with replay buffers."""
+    """Deselects tests that do not concern replay buffers."""
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         wanted = {Path(name).name: parts for name, parts in TESTS.items()}
@@ -173,10 +173,10 @@ class SelectedTests(Plugin):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the tests; returns pytest's exit status."""
+    """Run the tests and return pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="TorchRL's repository")
-    parser.add_argument("--real-ratio", type=float, default=1.0, help="of every buffer (default: 1.0)")
+    parser.add_argument("--real-ratio", type=float, default=1.0, help="real ratio of every buffer (default: 1.0)")
     parser.add_argument("--files", nargs="+", metavar="FILE", choices=list(TESTS), default=list(TESTS))
     options, for_pytest = parser.parse_known_args(arguments)
     folder = options.checkout.resolve() / TORCHRL.folder

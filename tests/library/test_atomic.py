@@ -1,4 +1,4 @@
-"""Files are there whole or as before."""
+"""Atomic writes: a file is complete or unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_new_file_takes_the_place_of_the_old_one_at_the_end(path):
     assert names(path) == [path.name]
 
 
-def test_a_link_stays_one_and_what_it_points_to_is_replaced(path, tmp_path):
+def test_target_of_a_symbolic_link_is_replaced(path, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     link = elsewhere / "link"
@@ -59,7 +59,7 @@ def test_nothing_written_is_an_error(path):
 
 
 def test_missing_folder_is_refused_by_name(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"), replacing(tmp_path / "none" / "file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"), replacing(tmp_path / "none" / "file"):
         pass
 
 
@@ -71,7 +71,7 @@ def left_behind(path, name, machine, process, *, hours=0):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no way to ask for a process")
-def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(path):
+def test_temporary_file_of_a_killed_process_is_removed_by_the_next_write(path):
     killed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     killed.kill()
     killed.wait()
@@ -93,7 +93,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else(
     assert names(path) == sorted([path.name, *(file.name for file in stay)])
 
 
-def test_what_is_old_and_in_the_way_is_removed_wherever_it_is_from(path):
+def test_old_temporary_file_of_another_machine_is_removed(path):
     for machine, process in (("elsewhere", 1), (platform.node().replace(".", "-"), os.getppid())):
         left_behind(path, path.name, machine, process, hours=2)
     with replacing(path) as temporary:

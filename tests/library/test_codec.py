@@ -49,7 +49,7 @@ def spec_of(observation=BOX, action=BOX):
 
 
 def random_rows(spec, n=500, stack=1, seed=0):
-    """Rows ``(stack, n, dim)`` spread evenly over each space, with another place and width per model."""
+    """Rows ``(stack, n, dim)`` uniform over each space, with a different offset and width per model."""
     rng = np.random.default_rng(seed)
 
     def values(leaf):
@@ -90,7 +90,7 @@ def codes_of_column(codec, rows, column):
 
 
 def bad_codes(codec, rows, scale=1e4, seed=0):
-    """What a generator that knows nothing might emit."""
+    """Codes of an untrained generator."""
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(*rows.shape[:2], codec.code_dim, generator=rng) * scale
 
@@ -117,7 +117,7 @@ def test_rows_come_back_as_they_were(observation, action, stack, normalise_rewar
 
 @given(SPACES, st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_whatever_is_generated_and_valid_is_in_the_action_space(action, seed):
+def test_decoded_finite_rows_are_in_the_action_space(action, seed):
     spec = spec_of(action=action)
     rows = random_rows(spec, 40, seed=seed)
     codec = fitted(spec, rows)
@@ -129,7 +129,7 @@ def test_whatever_is_generated_and_valid_is_in_the_action_space(action, seed):
 
 
 def element(values, k, space):
-    """One value of a batch the way Gymnasium's `contains` wants it."""
+    """One value of a batch in the form that Gymnasium's `contains` takes."""
     if isinstance(space, spaces.Dict):
         return {key: element(values[key], k, space[key]) for key in space.spaces}
     if isinstance(space, spaces.Tuple):
@@ -186,8 +186,8 @@ def test_statistics_of_another_codec_are_refused_and_change_nothing():
     for state, message in (
         (missing, "expected the statistics"),
         ({**before, "median": before["mean"]}, "expected the statistics"),
-        (narrow, "constant of shape"),
-        ({**before, "mean": before["mean"][0]}, "mean of shape"),
+        (narrow, "constant: got shape"),
+        ({**before, "mean": before["mean"][0]}, "mean: got shape"),
     ):
         with pytest.raises(CheckpointError, match=message):
             codec.load_state_dict(state, torch.device("cpu"))
@@ -200,7 +200,7 @@ def test_statistics_of_another_codec_are_refused_and_change_nothing():
 def test_codes_of_continuous_and_ordinal_columns_have_mean_zero_and_deviation_one():
     spec = spec_of(spaces.Tuple([UNBOUNDED, spaces.Box(0, 255, (2,), np.uint8)]), spaces.Box(-2, 2, (1,)))
     rows = random_rows(spec, 3_000, stack=2)
-    rows[..., 2:4] += 1  # away from the bound
+    rows[..., 2:4] += 1  # off the bound
     rows[..., -3:-1] += 1
     codes = fitted(spec, rows).encode(rows)[..., :-1]
     assert codes.shape[-1] == 10
@@ -234,7 +234,7 @@ def test_column_with_a_large_offset_keeps_its_precision():
     codes = codec.encode(rows)
     assert abs(codes[..., code].mean()) < 0.05
     assert abs(codes[..., code].std() - 1) < 0.05
-    step = 2.0**-4  # between neighbouring float32 numbers there
+    step = 2.0**-4  # spacing of float32 numbers there
     assert (codec.decode(codes)[0] - rows)[..., 0].abs().max() <= step
     codes[..., code] = torch.randn(rows.shape[:2], generator=rng)
     assert abs(codec.decode(codes)[0][..., 0].std() - 1) < 0.05
@@ -350,7 +350,7 @@ def test_constant_termination_comes_back_exactly(flag):
 # --- termination ------------------------------------------------------------------------------------------------------
 
 
-def test_what_happened_is_all_but_reward_and_termination():
+def test_features_are_all_codes_but_reward_and_termination():
     spec = spec_of(spaces.Tuple((spaces.Discrete(5), BOX)), spaces.Tuple((BOX, spaces.MultiBinary(2))))
     rows = random_rows(spec)
     codec = fitted(spec, rows)
@@ -388,7 +388,7 @@ def test_actions_are_clipped_to_their_bounds(bounds, dtype):
     space = spaces.Box(*bounds, (2,), dtype)
     spec = spec_of(action=space)
     rows = random_rows(spec)
-    rows[0, 0, spec.actions] = torch.from_numpy(space.high).float()  # where float32 may lie above the bound
+    rows[0, 0, spec.actions] = torch.from_numpy(space.high).float()  # float32 rounding may exceed the bound
     rows[0, 1, spec.actions] = torch.from_numpy(space.low).float()
     codec = fitted(spec, rows)
     decoded, valid = codec.decode(torch.cat([bad_codes(codec, rows), codec.encode(rows)], 1))
@@ -422,7 +422,7 @@ def test_limits_are_not_sought_among_actions_and_values_that_are_often_the_same(
 def test_observations_are_clipped_to_their_bounds_widened_to_the_data():
     spec = spec_of()
     rows = random_rows(spec)
-    rows[0, 0, 0] = 2.5  # simulators do leave the bounds they declare
+    rows[0, 0, 0] = 2.5  # simulators may exceed their declared bounds
     codec = fitted(spec, rows)
     decoded = codec.decode(bad_codes(codec, rows))[0]
     for columns in (spec.observations, spec.next_observations):
@@ -432,7 +432,7 @@ def test_observations_are_clipped_to_their_bounds_widened_to_the_data():
         assert torch.equal(most, high)
 
 
-def test_unbounded_columns_stay_within_what_was_seen_or_is_plausible():
+def test_unbounded_columns_stay_within_the_observed_or_plausible_range():
     spec = spec_of(UNBOUNDED, spaces.Box(0, np.inf, (1,)))
     rows = random_rows(spec)
     rows[..., 0] = torch.randn(rows.shape[:2], generator=torch.Generator().manual_seed(3))
@@ -441,7 +441,7 @@ def test_unbounded_columns_stay_within_what_was_seen_or_is_plausible():
     decoded, valid = codec.decode(bad_codes(codec, rows, 1e6))
     assert valid.all()
     assert decoded.isfinite().all()
-    assert decoded[..., 0].amax() == pytest.approx(1e6)  # it was seen
+    assert decoded[..., 0].amax() == pytest.approx(1e6)  # an observed value
     assert 3 < -decoded[..., 0].amin() < 50
     assert decoded[..., spec.actions].amin() == 0
 
@@ -469,18 +469,18 @@ def test_pile_on_a_bound_stays_there_when_the_generator_is_not_exact():
     assert torch.equal(decoded[0, :600], rows[0, :600, spec.actions])
     assert torch.equal(codec.decode(codes)[0][0, :600, spec.actions], rows[0, :600, spec.actions])
     beyond = decoded[0, 600:].abs() == 2
-    assert beyond.float().mean() < 0.1  # the rest is not drawn to the bound
+    assert beyond.float().mean() < 0.1  # other values are not moved to the bound
 
 
 def clipped_rows(spec, n=2_000):
-    """Rows with a column that a simulator clips at limits which its space does not tell, some 20 and 3 % of them."""
+    """Rows with a column that the simulator clips at undeclared limits, in about 20 % and 3 % of the rows."""
     rows = random_rows(spec, n)
     speed = torch.randn(n, generator=torch.Generator().manual_seed(1))
     rows[0, :, 1] = speed.clamp(-0.84, 1.88)
     return rows
 
 
-def test_pile_on_what_was_seen_is_taken_for_a_limit_where_limits_are_sought():
+def test_frequent_extreme_values_are_limits_with_find_limits():
     spec = spec_of(observation=spaces.Box(-np.inf, np.inf, (3,)))
     rows = clipped_rows(spec)
     at_limit = (rows[0, :, 1] == rows[0, :, 1].min()) | (rows[0, :, 1] == rows[0, :, 1].max())
@@ -493,7 +493,7 @@ def test_pile_on_what_was_seen_is_taken_for_a_limit_where_limits_are_sought():
         found[find] = codec.decode(codes + noise)[0][0, :, 1], codec.decode(bad_codes(codec, rows))[0][0, :, 1], codes
     there, anything, codes = found[True]
     assert torch.equal(there[at_limit], rows[0, at_limit, 1])
-    assert (there[~at_limit] != rows[0, ~at_limit, 1]).float().mean() > 0.9  # the rest is not drawn to it
+    assert (there[~at_limit] != rows[0, ~at_limit, 1]).float().mean() > 0.9  # other values are not moved to it
     assert (anything.min(), anything.max()) == (rows[0, :, 1].min(), rows[0, :, 1].max())
     smeared, beyond, usual = found[False]
     assert (smeared[at_limit] == rows[0, at_limit, 1]).float().mean() < 0.01
@@ -506,7 +506,7 @@ def test_pile_on_what_was_seen_is_taken_for_a_limit_where_limits_are_sought():
     ("n", "ties", "limit"), [(100, 9, False), (100, 10, True), (20_000, 19, False), (20_000, 20, True)]
 )
 def test_a_limit_has_enough_rows_and_a_share_of_all(n, ties, limit):
-    """With few rows anything is a large share: the largest value of 100 is one of a hundred."""
+    """With 100 rows, one row is already a share of 1 %."""
     spec = spec_of(observation=spaces.Box(-np.inf, np.inf, (3,)))
     rows = torch.randn(1, n, spec.dim, generator=torch.Generator().manual_seed(0)).round(decimals=6)
     rows[..., spec.actions] = rows[..., spec.actions].clamp(-0.5, 0.5) * torch.linspace(0.5, 1, n)[:, None]
@@ -523,7 +523,7 @@ def test_a_limit_has_enough_rows_and_a_share_of_all(n, ties, limit):
 def test_rows_come_back_as_they_were_where_limits_are_sought(observation, action, seed):
     spec = spec_of(observation, action)
     rows = random_rows(spec, 60, 2, seed)
-    rows[:, :30] = rows[:, :1]  # piles wherever this one is extreme
+    rows[:, :30] = rows[:, :1]  # a point mass at every extreme value of this row
     codec = fitted(spec, rows, find_limits=True)
     decoded, valid = codec.decode(codec.encode(rows))
     assert valid.all()
@@ -544,10 +544,10 @@ def test_columns_without_a_pile_are_not_moved():
     spec = spec_of()
     rows = random_rows(spec, 2_000)
     plain = fitted(spec, rows).encode(rows)
-    rows[0, 0, spec.actions] = torch.tensor([1.0, -1.0])  # one row on the bound is no pile
+    rows[0, 0, spec.actions] = torch.tensor([1.0, -1.0])  # a single row on the bound is not a point mass
     codec = fitted(spec, rows)
     assert (codec.encode(rows) - plain)[0, 1:].abs().max() < 0.01
-    rows[..., 0] = 0.3  # nor is a constant away from it
+    rows[..., 0] = 0.3  # nor is a constant off the bound
     codec = fitted(spec, rows)
     assert (codec.decode(bad_codes(codec, rows))[0][..., 0] == torch.tensor(0.3)).all()
 
@@ -673,7 +673,7 @@ def test_rare_large_rewards_survive():
 
 @pytest.mark.parametrize("period", [2, 5, 50])
 def test_periodic_rows_come_back(period):
-    """Interleaved environments, or episodes of one length: no sub-sample may look at one phase only."""
+    """Periodic data (interleaved environments, episodes of equal length) must not bias the statistics."""
     spec = spec_of(UNBOUNDED)
     rows = random_rows(spec, 100_000)
     phase = torch.arange(100_000) % period
@@ -720,7 +720,7 @@ def test_outliers_of_rewards_that_are_not_normalised_are_compressed_too():
 
 
 def squashed(spec, n=2_000, spread=3.0, seed=0):
-    """Rows whose actions a tanh has crowded before their bounds."""
+    """Rows with actions of a tanh policy, concentrated near their bounds."""
     rows = random_rows(spec, n, seed=seed)
     leaf = spec.action_leaves[0]
     low, high = torch.from_numpy(leaf.low).float(), torch.from_numpy(leaf.high).float()
@@ -729,7 +729,7 @@ def squashed(spec, n=2_000, spread=3.0, seed=0):
     return rows, before
 
 
-def test_actions_can_be_taken_for_what_they_were_before_a_tanh():
+def test_actions_can_be_modelled_before_the_tanh():
     spec = spec_of(action=spaces.Box(np.float32([-1, 0]), np.float32([1, 5])))
     rows, before = squashed(spec)
     codec = fitted(spec, rows, unsquash_actions=True)

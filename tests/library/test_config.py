@@ -1,4 +1,4 @@
-"""Settings: presets, overrides, refusals, JSON."""
+"""GeneratorConfig: presets, overrides, validation, JSON."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_rows_that_would_take_a_huge_network_are_refused():
     with pytest.raises(ValueError, match=r"generator: a transition has 56,451 values.*squeeze_rows=True"):
         config.network(56_451)
     assert GeneratorConfig.tiny(squeeze_rows=True).network(56_451).parameters < 20e6
-    assert GeneratorConfig.tiny(embedding=9_000).network(9_000).embedding == 9_000  # who asks for it gets it
+    assert GeneratorConfig.tiny(embedding=9_000).network(9_000).embedding == 9_000  # an explicit embedding is used
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -186,15 +186,15 @@ def test_a_bad_value_is_refused_by_name_and_value(name: str, value: Any) -> None
         ("solver", "heun"),
     ],
 )
-def test_values_at_the_edge_of_what_works_are_taken(name: str, value: Any) -> None:
+def test_boundary_values_are_accepted(name: str, value: Any) -> None:
     assert getattr(GeneratorConfig(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("sigma_max", math.inf),  # gave noise levels that are not numbers
-        ("sigma_max", -1.0),  # was refused in the name of sigma_min
+        ("sigma_max", math.inf),  # gave NaN noise levels
+        ("sigma_max", -1.0),  # was reported as an error of sigma_min
         ("churn_min", math.nan),
         ("churn_max", -1.0),
         ("width", 64.0),
@@ -212,7 +212,7 @@ def test_values_at_the_edge_of_what_works_are_taken(name: str, value: Any) -> No
     ],
 )
 def test_a_value_of_a_wrong_type_or_without_end_is_refused_by_name(name: str, value: Any) -> None:
-    """Regression: some were taken and failed later, others failed without saying which setting it was."""
+    """Regression: some values failed later, others without naming the setting."""
     with pytest.raises((TypeError, ValueError), match=rf"^{name}: expected .*, got {re.escape(repr(value))}$"):
         GeneratorConfig(**{name: value})
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show; skipped without one."""
+"""Tests that need a GPU; skipped without one."""
 
 from dataclasses import replace
 
@@ -132,7 +132,7 @@ def test_running_out_of_memory_keeps_model_and_store():
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 4e9 / total))
     try:
-        with pytest.warns(RuntimeWarning, match="keeping the previous model"):
+        with pytest.warns(RuntimeWarning, match="kept the previous model"):
             assert buffer.refit_or_warn() is None
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

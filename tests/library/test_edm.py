@@ -106,7 +106,7 @@ def test_the_gradient_of_the_loss_is_that_of_autograd_and_zero_on_padding(stream
     gradient = edm.squared_error(y.detach(), target, total)
     torch.testing.assert_close(gradient, expected_gradient)
     assert not gradient[..., SHAPE.dim :].any()
-    torch.testing.assert_close(total, expected.detach() + torch.tensor([0.0, 1.0, 2.0]))  # losses are added up
+    torch.testing.assert_close(total, expected.detach() + torch.tensor([0.0, 1.0, 2.0]))  # losses accumulate
 
 
 @pytest.mark.parametrize("sigma", [0.002, 0.05, 1.0, 7.0, 80.0])
@@ -127,7 +127,7 @@ def test_denoise_returns_float32_rows_from_a_bfloat16_network(stream: Stream) ->
     exact = edm.denoise(Weights.of(flat, SHAPE), SHAPE, frequencies, x, 0.01)
     rough = edm.denoise(Weights.of(flat.bfloat16(), SHAPE), SHAPE, frequencies, x, 0.01)
     assert rough.dtype == torch.float32
-    # What goes around the network is not rounded: at a small noise level hardly anything comes from inside it.
+    # The preconditioning is not rounded: at a small noise level the network contributes little.
     assert (rough - exact).abs().max() < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""DiffusionGenerator as its users see it: fit, sample, save, load, and everything that can go wrong."""
+"""DiffusionGenerator: fit, sample, save, load and error handling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from synther_replay.common.checks import resolve_device
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion import trainer as trainer_module
-from synther_replay.diffusion.problems import HeldOutProblems
+from synther_replay.diffusion.batches import HeldOutBatches
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator
 from synther_replay.metrics import fidelity
@@ -62,7 +62,7 @@ def fitted(seed: int = 0, **changes: Any) -> DiffusionGenerator:
 
 @pytest.fixture
 def hasty_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests to which it does not matter how well ends are told."""
+    """Short training, for tests that do not check the quality of the classifier."""
     monkeypatch.setattr(ends_module, "_STEPS", (10, 30))
 
 
@@ -114,7 +114,7 @@ def test_any_number_of_rows_is_drawn_in_chunks(n: int, monkeypatch: pytest.Monke
     assert max(seen) <= 64
 
 
-def test_the_report_tells_what_happened() -> None:
+def test_the_report_describes_the_fit() -> None:
     report = make(held_out=0.2).fit(two_modes(200))
     assert (report.steps, report.rows, report.from_scratch, report.stopped_early) == (30, 200, True, False)
     assert report.losses == (report.loss,)
@@ -128,7 +128,7 @@ def test_few_rows_or_no_share_leave_nothing_held_out() -> None:
     assert make(held_out=0.0).fit(two_modes(2000)).held_out_loss is None
 
 
-def test_it_learns_two_modes_their_bounds_and_their_ends() -> None:
+def test_fits_two_modes_their_bounds_and_terminations() -> None:
     config = GeneratorConfig.tiny(steps=1000, sampling_steps=32)
     generator = DiffusionGenerator(SPEC, config, device="cpu")
     report = generator.fit(two_modes(4000))
@@ -140,7 +140,7 @@ def test_it_learns_two_modes_their_bounds_and_their_ends() -> None:
     assert score.correlation > 0.95
     first = synthetic.observations[:, 0]
     assert (first > 1).float().mean().item() == pytest.approx(0.3, abs=0.05)
-    assert ((first > -0.5) & (first < 2.5)).float().mean() < 0.03  # hardly anything between the modes
+    assert ((first > -0.5) & (first < 2.5)).float().mean() < 0.03  # few rows between the modes
     assert synthetic.terminated.float().mean().item() == pytest.approx(0.075, abs=0.03)
     assert not (synthetic.terminated & (first < 1)).any()
     step = synthetic.next_observations - synthetic.observations
@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_rows_and_two_seeds_differ() -> None:
     assert_same_future(fitted(seed=1), fitted(seed=1))
 
 
-def test_fitting_does_not_depend_on_what_was_sampled_before() -> None:
+def test_fitting_does_not_depend_on_previous_sampling() -> None:
     one, two = fitted(), fitted()
     one.sample(100)
     one.fit(two_modes(seed=3))
@@ -212,7 +212,7 @@ def test_bfloat16_works_on_a_cpu() -> None:
 def test_a_progress_bar_is_shown_only_where_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     generator = make()
     generator.fit(two_modes(), progress=False)
-    generator.fit(two_modes())  # the output of a test is no terminal
+    generator.fit(two_modes())  # stdout of a test is not a terminal
     assert capsys.readouterr() == ("", "")
     generator.fit(two_modes(), progress=True)
     shown = capsys.readouterr()
@@ -237,10 +237,10 @@ def test_without_warm_start_every_fit_starts_from_nothing() -> None:
     two.fit(two_modes(seed=2))
     reports = [generator.fit(two_modes(seed=3)) for generator in (one, two)]
     assert [(report.steps, report.from_scratch) for report in reports] == [(30, True)] * 2
-    assert_same_state(one.state_dict(), two.state_dict())  # nothing is left of what they learnt before
+    assert_same_state(one.state_dict(), two.state_dict())  # no trace of the previous fit
 
 
-def test_a_warm_start_remembers_what_was_learnt_before() -> None:
+def test_a_warm_start_continues_from_the_previous_model() -> None:
     one, two = make(), make()
     one.fit(two_modes(seed=1))
     two.fit(two_modes(seed=2))
@@ -400,7 +400,7 @@ def test_generated_rows_respect_spaces_constants_and_terminals() -> None:
 
 
 def rare_ends(n: int = 4_000, share: float = 0.01) -> Transitions:
-    """Episodes end where the second next observation is among the lowest, which no other column tells."""
+    """Terminated if the second next observation is among the lowest; no other column is informative."""
     data = two_modes(n)
     height = torch.randn(n, generator=torch.Generator().manual_seed(9))
     data.rows[:, SPEC.next_observations.stop - 1] = height
@@ -409,7 +409,7 @@ def rare_ends(n: int = 4_000, share: float = 0.01) -> Transitions:
 
 
 def foretold_by_nothing(n: int) -> Transitions:
-    """Episodes end in 15 % of the rows, whatever is in them."""
+    """15 % of the rows are terminated, independent of their values."""
     data = two_modes(n)
     chance = torch.rand(n, generator=torch.Generator().manual_seed(3))
     data.rows[:, SPEC.terminated.start] = (chance < 0.15).float()
@@ -417,7 +417,7 @@ def foretold_by_nothing(n: int) -> Transitions:
 
 
 def rightly_ended(rows: Tensor, limit: float) -> tuple[float, float]:
-    """Share of the ends that are where they belong, and of the places where they belong that have one."""
+    """Precision and recall of the terminations."""
     ended, low = rows[:, SPEC.terminated.start] > 0.5, rows[:, SPEC.next_observations.stop - 1] < limit
     right = float((ended & low).sum())
     return right / max(1, int(ended.sum())), right / max(1, int(low.sum()))
@@ -452,7 +452,7 @@ def test_predicted_terminals_change_nothing_but_terminals() -> None:
 
 
 @pytest.mark.usefixtures("hasty_classifier")
-def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -> None:
+def test_unpredictable_terminations_keep_their_rate() -> None:
     data = foretold_by_nothing(4_000)
     generator = make(predict_terminated=True, **(THOROUGH | {"steps": 300}))
     generator.fit(data)
@@ -460,7 +460,7 @@ def test_terminals_that_nothing_foretells_are_predicted_as_often_as_they_are() -
 
 
 @pytest.mark.usefixtures("hasty_classifier")
-def test_ends_are_told_by_rows_as_they_are_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminations_are_predicted_from_the_decoded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = make(spec=MIXED, predict_terminated=True)
     generator.fit(mixed())
     draw, told_by = TerminationClassifier.draw, []
@@ -491,7 +491,7 @@ def test_rows_that_are_drawn_again_have_ends_of_their_own(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("hasty_classifier")
-def test_another_default_type_changes_nothing_about_ends() -> None:
+def test_termination_classifier_ignores_the_default_dtype() -> None:
     data, usual = two_modes(), fitted(predict_terminated=True).sample(100).rows
     torch.set_default_dtype(torch.float64)
     try:
@@ -513,7 +513,7 @@ def test_ends_of_one_model_may_be_constant_where_those_of_another_are_not() -> N
 
 
 @pytest.mark.usefixtures("hasty_classifier")
-def test_predicted_terminals_are_drawn_anew_for_each_row_and_again_by_the_same_seed() -> None:
+def test_predicted_terminations_are_independent_per_row_and_deterministic_per_seed() -> None:
     one, other = (fitted(predict_terminated=True) for _ in range(2))
     first = one.sample(2_000).rows
     assert 0 < first[:, -1].mean() < 1
@@ -553,7 +553,7 @@ def test_a_state_whose_terminals_are_predicted_is_not_taken_for_one_whose_are_no
     ids=["no classifier", "empty", "another number of inputs", "a number", "one layer more", "not a number"],
 )
 @pytest.mark.usefixtures("hasty_classifier")
-def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(damage: Any) -> None:
+def test_a_state_with_another_termination_classifier_is_refused_and_changes_nothing(damage: Any) -> None:
     generator, other = (fitted(predict_terminated=True, seed=seed) for seed in (0, 1))
     before, state = generator.state_dict(), other.state_dict()
     with pytest.raises(CheckpointError):
@@ -563,13 +563,13 @@ def test_a_state_with_another_classifier_of_ends_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("from_scratch", [False, True])
 @pytest.mark.usefixtures("hasty_classifier")
-def test_a_classifier_of_ends_that_diverges_undoes_the_whole_fit(
+def test_a_termination_classifier_that_diverges_undoes_the_whole_fit(
     from_scratch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = fitted(predict_terminated=True)
     before = generator.state_dict()
     monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1e30)
-    with pytest.raises(DivergedError, match="ends"):
+    with pytest.raises(DivergedError, match="termination classifier"):
         generator.fit(two_modes(), from_scratch=from_scratch)
     assert_same_state(generator.state_dict(), before)
     monkeypatch.undo()
@@ -578,14 +578,14 @@ def test_a_classifier_of_ends_that_diverges_undoes_the_whole_fit(
 
 def test_generated_actions_stay_within_their_bounds() -> None:
     data = two_modes()
-    data.rows[:, 2] = data.rows[:, 2].sign()  # at the bounds: noise carries half of them outside
+    data.rows[:, 2] = data.rows[:, 2].sign()  # on the bounds: noise moves half of them outside
     generator = make()
     generator.fit(data)
     actions = generator.sample(500).actions
     assert actions.abs().max() == 1.0
 
 
-def test_what_belongs_together_in_a_row_longer_than_the_embedding_stays_together() -> None:
+def test_dependencies_are_kept_in_rows_longer_than_the_embedding() -> None:
     spec = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (12,)), spaces.Box(-1, 1, (1,)))
     rows = torch.randn(2_000, spec.dim, generator=torch.Generator().manual_seed(0))
     rows[:, spec.actions] = rows[:, spec.terminated] = 0.0
@@ -664,7 +664,7 @@ def test_a_stack_of_one_takes_rows_with_and_without_its_axis() -> None:
 
 
 def _spoil(generator: DiffusionGenerator, bad: Callable[[int, int], list[tuple[int, int]]]) -> None:
-    """Make codes of some rows NaN; `bad` says which (model, row) in the given call of so many rows."""
+    """Make codes of some rows NaN; ``bad(call, n)`` returns their (model, row) pairs."""
     draw, calls = generator._sampler.draw, iter(range(10**9))
 
     def spoilt(n: int, seed: int, write: Callable[[int, Tensor], None]) -> None:
@@ -691,7 +691,7 @@ def test_rejected_rows_are_counted_and_replaced_and_the_others_stay() -> None:
     assert torch.equal(rows[good], clean[good])
     assert rows.isfinite().all()
     assert len(rows.unique(dim=0)) == 10
-    # The second draw (of three rows) filled two places, the third (of one) the last.
+    # The second draw (three rows) replaced two rows, the third (one row) the last.
     second, third = twin.sample(3).rows, twin.sample(1).rows
     assert torch.equal(rows[[2, 5, 9]], torch.stack((second[0], second[2], third[0])))
 
@@ -710,7 +710,7 @@ def test_rejected_rows_of_a_stack_are_replaced_model_by_model() -> None:
 
 
 def test_many_discrete_columns_can_be_generated() -> None:
-    """Five values need three digits, which can say eight: with twenty columns most rows hold an impossible one."""
+    """Five values need three digits, which encode eight: with twenty columns most rows hold an invalid pattern."""
     spec = TransitionSpec.from_spaces(spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([5] * 20))
     rng = np.random.default_rng(0)
     n = 300
@@ -737,7 +737,7 @@ def test_when_all_rows_are_bad_generation_fails_with_a_number_and_a_later_one_ca
 
 def test_the_last_attempt_counts() -> None:
     generator = fitted()
-    last = generator_module._REPAIRS
+    last = generator_module._MAX_REDRAWS
     _spoil(generator, lambda call, n: [(0, 0)] if call < last else [])
     assert generator.sample(8).rows.isfinite().all()
 
@@ -787,13 +787,13 @@ OTHER = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (2,)), spaces.Box
         (lambda: None, TypeError, "transitions: .*NoneType"),
         (lambda: two_modes(31), ValueError, "transitions: .*at least 32 rows.*31"),
         (lambda: two_modes()[[]], ValueError, "transitions: .*at least 32 rows.*0"),
-        (_with_nan, ValueError, "observations: 2 of 200 rows are not finite"),
+        (_with_nan, ValueError, "observations: 2 of 200 rows are non-finite"),
         (lambda: Transitions(OTHER, two_modes().rows), ValueError, "transitions: .*spec"),
-        (_stacked, ValueError, r"transitions: .*1 runs.*\(2, 200, 7\)"),
+        (_stacked, ValueError, r"transitions: .*\(1, n, 7\), got \(2, 200, 7\)"),
     ],
     ids=["tensor", "none", "too few", "empty", "not finite", "other spec", "other stack"],
 )
-def test_what_cannot_be_learnt_from_is_refused_and_changes_nothing(
+def test_invalid_transitions_are_refused_and_change_nothing(
     bad: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     generator, twin = fitted(), fitted()
@@ -803,7 +803,7 @@ def test_what_cannot_be_learnt_from_is_refused_and_changes_nothing(
 
 
 def test_a_stack_refuses_rows_of_one_run() -> None:
-    with pytest.raises(ValueError, match=r"transitions: .*2 runs.*\(1, 200, 7\)"):
+    with pytest.raises(ValueError, match=r"transitions: .*\(2, n, 7\), got \(1, 200, 7\)"):
         make(stack=2).fit(two_modes())
 
 
@@ -915,7 +915,7 @@ def test_moving_rebuilds_the_models_and_keeps_everything() -> None:
     generator, twin = fitted(), fitted()
     generator.sample(3)
     twin.sample(3)
-    generator.device = torch.device("meta")  # as if it came from elsewhere
+    generator.device = torch.device("meta")  # as if pickled on another machine
     generator.to("cpu")
     assert_same_future(generator, twin)
 
@@ -999,7 +999,7 @@ def _rewrite(path: Path, **changes: str) -> None:
 
 
 def test_a_rewritten_file_is_still_read(saved: Path) -> None:
-    _rewrite(saved)  # so that the refusals below are owed to the changes alone
+    _rewrite(saved)  # the rewritten file itself is valid
     assert_same_future(DiffusionGenerator.load(saved, device="cpu"), fitted())
 
 
@@ -1092,21 +1092,21 @@ def test_the_parameters_of_one_model_are_counted() -> None:
 
 
 def test_the_best_model_is_kept_not_the_last() -> None:
-    """So few rows that the held-out loss rises again."""
+    """Few rows: the held-out loss rises again (over-fitting)."""
     rng = torch.Generator().manual_seed(0)
     data = Transitions(SPEC, torch.rand(100, SPEC.dim, generator=rng))
     data.rows[:, -1] = 0
     generator = make(width=128, steps=1_500, held_out=0.3, evaluate_every=100, patience=None, learning_rate=3e-3)
     seen: list[tuple[float, Tensor]] = []
-    measure = HeldOutProblems.loss
+    measure = HeldOutBatches.loss
 
-    def spy(problems: HeldOutProblems, weights: Tensor) -> Tensor:
-        loss = measure(problems, weights)
+    def spy(batches: HeldOutBatches, weights: Tensor) -> Tensor:
+        loss = measure(batches, weights)
         seen.append((loss.item(), weights.clone()))
         return loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeldOutProblems, "loss", spy)
+        patch.setattr(HeldOutBatches, "loss", spy)
         report = generator.fit(data)
     lowest, weights = min(seen, key=lambda pair: pair[0])
     assert seen[-1][0] > lowest
@@ -1118,6 +1118,6 @@ def test_fractional_steps_are_rounded_up_to_blocks() -> None:
     assert [make().fit(two_modes(), steps=n).steps for n in (1, 10, 11, 25)] == [10, 10, 20, 30]
 
 
-def test_a_first_fit_is_from_scratch_whatever_is_asked() -> None:
+def test_a_first_fit_is_always_from_scratch() -> None:
     generator = make(steps=30, refit_steps=10)
     assert generator.fit(two_modes(), from_scratch=False).steps == 30

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from synther_replay.replay.indices import IndexStream, ShuffleStream
 
 CPU = torch.device("cpu")
-BLOCK = 65_536  # numbers that an IndexStream makes at a time
+BLOCK = 65_536  # block size of IndexStream
 # Draws that come before a state is taken: none, within a block, up to its edge, over it, larger than a block.
 POSITIONS = {
     "before the first draw": [],
@@ -32,7 +32,7 @@ def shuffles(seed=0):
 
 
 def continue_drawing(stream):
-    """Draws of changing size and range, many enough to leave the current block."""
+    """Draws of changing size and range that extend beyond the current block."""
     sizes = [(5, 10), (5, 10), (700, 3), (1, 1), (BLOCK - 100, 1_000), (64, 2**30), (BLOCK + 1, 7), (64, 2**30)]
     return [stream.draw(count, high) for count, high in sizes]
 

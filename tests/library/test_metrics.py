@@ -1,4 +1,4 @@
-"""Metrics against SDMetrics, against answers known by hand, and against a real simulator."""
+"""Metrics against SDMetrics, known answers and a real simulator."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_opposite_correlation_scores_zero_and_swapped_columns_score_lower() -> N
     real = torch.cat([x, x + 0.1 * _gaussian(500, 1, dim=1), _gaussian(500, 2, dim=1)], dim=1)
     same, swapped = fidelity(real, real), fidelity(real, real[:, [2, 1, 0]])
     assert swapped.correlation < same.correlation - 0.2
-    # Columns of equal distribution do not tell by their marginals: only the correlation notices.
+    # Permuted columns of equal distribution change only the correlation, not the marginals.
     assert swapped.marginal > 0.9
 
 
@@ -192,7 +192,7 @@ def test_rows_whose_sum_overflows_are_not_rejected() -> None:
 def test_building_blocks_refuse_rows_that_are_not_finite(function: Any) -> None:
     bad = _gaussian(5, 0)
     bad[2, 1] = torch.nan
-    with pytest.raises(ValueError, match=r"^(synthetic|records): .* 4 finite and 1 others"):
+    with pytest.raises(ValueError, match=r"^(synthetic|records): .* 4 finite and 1 non-finite"):
         function(_gaussian(5, 1), bad)
 
 
@@ -221,7 +221,7 @@ def test_copies_are_recognised_among_more_training_rows_than_may_be_drawn() -> N
     training = _gaussian(400, 0)
     report = memorisation(training, training, _gaussian(100, 1), max_rows=50)
     assert report.ratio == 0
-    # A quarter of the training rows stands beside the held-out rows: (1 + 1 / 4) / 2.
+    # Held-out rows are a quarter of the training rows: (1 + 1 / 4) / 2.
     assert report.share_closer == pytest.approx(0.625, abs=0.15)
 
 
@@ -362,7 +362,7 @@ def test_dynamics_input_errors(real_transitions: Transitions, step_fn: Any) -> N
         dynamics_error(rows, step_fn)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"transitions: .* got \(1, 60, 9\)"):
         dynamics_error(Transitions(spec, rows[None]), step_fn)
-    with pytest.raises(ValueError, match="transitions: expected a finite row, got 60 others"):
+    with pytest.raises(ValueError, match=r"transitions: .* got 60 non-finite rows"):
         dynamics_error(Transitions(spec, rows * torch.nan), step_fn)
     with pytest.raises(ValueError, match=r"step_fn: .*\(60, 3\), \(60,\).* got .*\(60, 1\)"):
         dynamics_error(real_transitions, lambda o, a: (o, a))
@@ -385,8 +385,8 @@ def test_dynamics_input_errors(real_transitions: Transitions, step_fn: Any) -> N
         (torch.ones(3, 2), torch.ones(0, 2), ValueError, r"^synthetic: .* got \(0, 2\)"),
         (torch.ones(3, 0), torch.ones(3, 0), ValueError, r"^real: .* got \(3, 0\)"),
         (torch.ones(3, 2), torch.ones(3, 4), ValueError, r"^real, synthetic: .* columns, got \[2, 4\]"),
-        (torch.ones(1, 2), torch.ones(3, 2), ValueError, "^real: expected 2 or more finite rows.* got 1 finite"),
-        (torch.ones(3, 2), torch.eye(2) / 0, ValueError, "^synthetic: .* got 0 finite and 2 others"),
+        (torch.ones(1, 2), torch.ones(3, 2), ValueError, "^real: expected at least 2 finite rows.* got 1 finite"),
+        (torch.ones(3, 2), torch.eye(2) / 0, ValueError, "^synthetic: .* got 0 finite and 2 non-finite"),
     ],
 )
 def test_bad_rows_are_refused_by_name(real: Any, synthetic: Any, error: type[Exception], message: str) -> None:

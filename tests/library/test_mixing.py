@@ -1,4 +1,4 @@
-"""How many rows of a batch are real."""
+"""Numbers of real and synthetic rows in a batch."""
 
 import math
 

@@ -63,7 +63,7 @@ def test_forward_and_backward_equal_autograd_of_the_plain_network(
     x, features = _inputs(shape, stack, 7, rng)
     d_y = F.pad(torch.randn(stack, 7, shape.dim, generator=rng).double(), (0, shape.padded_dim - shape.dim))
     weights = Weights.of(flat, shape)
-    gradient = torch.full_like(flat, math.nan)  # whatever was there before must be overwritten
+    gradient = torch.full_like(flat, math.nan)  # previous values must be overwritten
 
     y, kept = forward(weights, x, features)
     assert kept is not None

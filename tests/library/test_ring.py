@@ -61,10 +61,10 @@ def test_whole_rows_are_kept_when_it_wraps(filled, numbered):
     assert torch.equal(filled([7, 6]).transitions().rows, numbered(10, first=3).rows)
 
 
-def test_memory_grows_with_what_is_held(filled):
+def test_memory_grows_with_the_number_of_rows(filled):
     ring = filled([700, 700, 1_500, 400, 3, 900], capacity=4_000)
     assert numbers(ring.transitions()) == list(range(203, 4_203))
-    filled([10], capacity=10**15)  # more than any machine has
+    filled([10], capacity=10**15)  # memory is allocated lazily
 
 
 def test_single_transition_batch_and_several_runs_can_be_added(spec, numbered):
@@ -100,8 +100,8 @@ def test_ring_can_be_filled_with_its_own_transitions(filled):
 def test_transitions_of_another_spec_are_refused(filled, same):
     ring = filled(FILLS["wrapped"])
     before = ring.state_dict()
-    other = TransitionSpec.from_spaces(spaces.Box(-1, 2, (2,)), spaces.Discrete(3))  # as wide, but not the same
-    with pytest.raises(ValueError, match=r"transitions: their spec differs"):
+    other = TransitionSpec.from_spaces(spaces.Box(-1, 2, (2,)), spaces.Discrete(3))  # as many columns, another spec
+    with pytest.raises(ValueError, match=r"transitions: got spec .*, expected "):
         ring.add(Transitions(other, torch.zeros(2, other.dim)))
     assert same(ring.state_dict(), before)
 
@@ -119,7 +119,7 @@ def test_capacity_below_one_is_refused(spec, capacity):
         RingBuffer(spec, capacity)
 
 
-def test_repr_says_how_full_it_is(filled):
+def test_repr_shows_size_and_capacity(filled):
     assert repr(filled([4])) == "RingBuffer(4 of 10 transitions, device='cpu')"
 
 

@@ -39,7 +39,7 @@ def mixture(x: Tensor, sigma: float) -> Tensor:
 
 
 class Recorder:
-    """A denoiser that remembers the noise levels it was asked for."""
+    """A denoiser that records the noise levels of its calls."""
 
     def __init__(self) -> None:
         self.levels: list[float] = []
@@ -115,7 +115,7 @@ def test_the_error_falls_fourfold_when_the_steps_double(solver: Solver, stream: 
 
 
 def test_dpm_solver_extrapolates_over_steps_of_uneven_length() -> None:
-    """Two steps by hand: the second is twice as long in ln(sigma), so it goes on by as much as the first changed."""
+    """Two steps by hand; the second is twice as long in ln(sigma), so it extrapolates by the full first change."""
     seen: list[float] = []
 
     def denoiser(x: Tensor, sigma: float) -> Tensor:

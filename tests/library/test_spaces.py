@@ -147,5 +147,5 @@ def test_json_of_a_subclass_is_that_of_the_space_it_extends():
 
 
 def test_json_of_an_unknown_type_is_refused():
-    with pytest.raises(ValueError, match="'Spiral' is unknown"):
+    with pytest.raises(ValueError, match="unknown type 'Spiral'"):
         space_from_json({"type": "Spiral", "dtype": "float32"})

@@ -1,4 +1,4 @@
-"""Which rows are held out of training."""
+"""The split into training and held-out rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_training_rows_keep_their_order() -> None:
 
 @pytest.mark.parametrize("copies", [2, 5])
 def test_copies_of_a_row_stay_on_one_side(copies: int) -> None:
-    """At most at the edge, where the exact count falls between the copies of one row, are they torn apart."""
+    """Copies are separated only at the threshold, because the held-out count is exact."""
     rows = make_rows(400).repeat(1, copies, 1)
     ([train], [held_out]) = indices(rows, 0.1)
     both = {i % 400 for i in train} & {i % 400 for i in held_out}

@@ -39,7 +39,7 @@ def numbers(spec):
 @pytest.mark.parametrize("n", [1, 30, 50, 100])
 def test_replace_throws_away_all_that_was_held(holding, numbered, numbers, n):
     store = holding(50)
-    store.sample(8)  # rows for the next batches are gathered here, too
+    store.sample(8)  # also gathers the next batches
     store.replace(numbered(n, 1_000))
     assert len(store) == n
     drawn = {number for _ in range(200) for number in numbers(store.sample(8))}
@@ -84,7 +84,7 @@ def test_capacity_below_one_is_refused(spec, capacity):
 
 @pytest.mark.parametrize("size", [20, 50, 80])
 def test_interrupted_replacement_leaves_the_old_rows_or_the_new_ones(holding, numbered, numbers, size):
-    """Stopped before each of its bytecodes in turn, it must not leave new rows under the old size, or the like."""
+    """An interrupt before any bytecode of `replace` must leave the old or the new contents."""
 
     class Interrupt(BaseException):
         pass

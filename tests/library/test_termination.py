@@ -1,4 +1,4 @@
-"""The classifier of ends: it finds rare ones, is right about how many there are, and keeps models of a stack apart."""
+"""The termination classifier finds rare terminations, is calibrated, and keeps the models of a stack independent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def rows_of(n: int, seed: int = 0, inputs: int = 6) -> Tensor:
 
 
 def too_low(inputs: Tensor) -> Tensor:
-    """An end in 0.6 % of all rows, which one input alone tells."""
+    """0.6 % of the rows are terminated, determined by one input."""
     return (inputs[..., 2] < -2.5).float()
 
 
-def fit(inputs: Tensor, ends: Tensor, seed: int = 0) -> TerminationClassifier:
-    return TerminationClassifier.fit(inputs, ends, batch_size=128, seed=seed)
+def fit(inputs: Tensor, terminated: Tensor, seed: int = 0) -> TerminationClassifier:
+    return TerminationClassifier.fit(inputs, terminated, batch_size=128, seed=seed)
 
 
 def drawn(classifier: TerminationClassifier, inputs: Tensor, seed: int = 0) -> Tensor:
@@ -31,13 +31,13 @@ def drawn(classifier: TerminationClassifier, inputs: Tensor, seed: int = 0) -> T
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests to which it does not matter how well ends are told."""
+    """Short training, for tests that do not check the quality of the classifier."""
     monkeypatch.setattr(ends_module, "_STEPS", (10, 30))
 
 
 @pytest.fixture
 def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests to which a shorter training is enough."""
+    """Shorter training, sufficient for these tests."""
     monkeypatch.setattr(ends_module, "_STEPS", (200, 500))
 
 
@@ -52,7 +52,7 @@ def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
 
 @pytest.mark.usefixtures("shorter")
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
-def test_ends_that_nothing_foretells_are_as_many_as_they_are(share: float) -> None:
+def test_unpredictable_terminations_keep_their_rate(share: float) -> None:
     inputs = rows_of(20_000)
     chance = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(2))
     found = drawn(fit(inputs, (chance < share).float()), rows_of(20_000, seed=1))
@@ -79,7 +79,7 @@ def test_each_model_of_a_stack_has_ends_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_the_same_seed_gives_the_same_classifier_and_the_same_ends() -> None:
+def test_the_same_seed_gives_the_same_classifier_and_flags() -> None:
     inputs = rows_of(500)
     ends = (inputs[..., 0] + torch.randn(1, 500, generator=torch.Generator().manual_seed(1)) > 0).float()
     one, again, other = (fit(inputs, ends, seed) for seed in (0, 0, 1))
@@ -119,7 +119,7 @@ def test_a_state_of_other_sizes_is_refused(stack: int, inputs: int) -> None:
 
 
 @pytest.mark.usefixtures("shorter")
-def test_its_chances_are_those_of_the_data_where_rows_only_hint_at_ends() -> None:
+def test_predicted_probabilities_are_calibrated() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)
     chance = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(2))
     likely = lambda rows: (rows[..., 2] - 3).sigmoid()  # noqa: E731
@@ -129,9 +129,9 @@ def test_its_chances_are_those_of_the_data_where_rows_only_hint_at_ends() -> Non
 
 
 @pytest.mark.usefixtures("shorter")
-def test_few_ends_among_many_inputs_are_not_learnt_by_heart() -> None:
+def test_few_terminations_among_many_inputs_are_not_memorised() -> None:
     known, new = (rows_of(10_000, seed, inputs=40).expand(2, -1, -1) for seed in (0, 1))
-    # hinted at by one input in the one model, by nothing in the other
+    # one input is informative in the first model, none in the second
     chances = [torch.stack(((2 * rows[0, :, 2] - 5).sigmoid(), torch.full((10_000,), 0.02))) for rows in (known, new)]
     ends = (torch.rand(2, 10_000, generator=torch.Generator().manual_seed(2)) < chances[0]).float()
     told = TerminationClassifier.fit(known, ends, batch_size=256, seed=0).log_odds(new)
@@ -145,7 +145,7 @@ def test_few_ends_among_many_inputs_are_not_learnt_by_heart() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_what_diverges_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1e30)
-    with pytest.raises(DivergedError, match="ends"):
+    with pytest.raises(DivergedError, match="termination classifier"):
         fit(rows_of(100), too_low(rows_of(100)))

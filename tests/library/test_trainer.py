@@ -1,4 +1,4 @@
-"""Training of a stack: it learns, repeats itself exactly, and an accident undoes itself."""
+"""Training of a stack: convergence, determinism, and rollback on errors."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_it_learns_a_correlated_distribution_almost_perfectly() -> None:
     assert sum(result.held_out_loss) / 2 == pytest.approx(seen[-1][2], abs=2e-3)  # each model's own best
     assert seen[-1][2] < seen[0][2]
     best = smallest_possible_loss()
-    assert best == pytest.approx(0.797, abs=0.002)  # 1.0 would be a model that knows nothing but mean and deviation
+    assert best == pytest.approx(0.797, abs=0.002)  # a model of mean and standard deviation only has 1.0
     assert result.loss == pytest.approx([best] * 2, rel=0.05)
     assert result.held_out_loss == pytest.approx([best] * 2, rel=0.12)  # of fewer draws, hence noisier
 
 
 def test_the_reported_loss_of_a_model_is_its_own() -> None:
     data = rows()
-    data[1] = 0.5  # a single point, known by heart at once
+    data[1] = 0.5  # a single point, learnt at once
     result = make().fit(data, data, replace(PLAN, steps=400, evaluate_every=200))
     assert result.held_out_loss is not None
     for losses in (result.loss, result.held_out_loss):
@@ -116,7 +116,7 @@ def test_a_model_of_a_stack_learns_from_its_own_rows_only() -> None:
 
 def test_all_rows_take_part_in_training_and_no_others() -> None:
     trainer = make(stack=1)
-    trainer.fit(rows(n=200, stack=1), None, PLAN)  # its last rows stay in memory behind the next, smaller set
+    trainer.fit(rows(n=200, stack=1), None, PLAN)  # a CUDA buffer keeps these rows behind the next, smaller set
     seen: list[Tensor] = []
     corrupt = trainer_module.edm.corrupt
 
@@ -130,10 +130,10 @@ def test_all_rows_take_part_in_training_and_no_others() -> None:
     values = torch.cat([x[..., 0].flatten() for x in seen]) - 1000
     assert values.unique().tolist() == list(range(129))
     counts = values.long().bincount(minlength=129).double()
-    assert counts.std() < 1.5 * counts.mean().sqrt()  # as even as chance allows
+    assert counts.std() < 1.5 * counts.mean().sqrt()  # consistent with uniform draws
 
 
-def test_the_moving_average_moves_once_per_block_and_forgets_what_was_before_the_fit() -> None:
+def test_ema_is_updated_once_per_block_and_forgets_the_initial_weights() -> None:
     trainer = make(average_every=5, average_decay=0.5)
     optimiser, averages, parameters = trainer.optimiser, [], []
     update = optimiser.update_average
@@ -152,7 +152,7 @@ def test_the_moving_average_moves_once_per_block_and_forgets_what_was_before_the
             trainer.fit(rows(), None, replace(PLAN, steps=60))
             assert len(averages) == 12
             for updates in range(12):
-                decay = min(0.5, (1 + updates) / (10 + updates))  # of this fit, not of the model's life
+                decay = min(0.5, (1 + updates) / (10 + updates))  # counted in this fit
                 average = decay * average + (1 - decay) * parameters[updates]
                 torch.testing.assert_close(averages[updates], average)
     assert torch.equal(trainer.weights(), optimiser.average)
@@ -187,7 +187,7 @@ def test_two_trainers_of_one_seed_agree_exactly_and_of_two_seeds_differ() -> Non
 
 
 def test_a_second_fit_draws_other_random_numbers() -> None:
-    still = replace(PLAN, learning_rate=1e-30)  # so small that nothing moves: the losses differ by the draws alone
+    still = replace(PLAN, learning_rate=1e-30)  # weights do not change: losses differ only by the batches
     trainer = make()
     assert trainer.fit(rows(), None, still).loss != trainer.fit(rows(), None, still).loss
 
@@ -239,7 +239,7 @@ def test_training_touches_no_global_random_state() -> None:
 # --- starting over and growing
 
 
-def test_from_scratch_restarts_and_warm_start_continues() -> None:
+def test_from_scratch_resets_and_warm_start_continues() -> None:
     trainer = make()
     initial = trainer.state_dict()
     trainer.fit(rows(), None, PLAN)
@@ -254,7 +254,7 @@ def test_from_scratch_restarts_and_warm_start_continues() -> None:
     assert not torch.allclose(trainer.optimiser.parameters, initial["parameters"])
     twin = make()
     twin.fits = 2
-    twin.restart()
+    twin.reset()
     twin.fit(rows(), None, replace(PLAN, learning_rate=1e-30))
     assert same(trainer.state_dict(), twin.state_dict())
 
@@ -270,7 +270,7 @@ def test_data_may_grow_and_shrink_between_fits() -> None:
     trainer = make()
     for n in (10, 100, 101, 1000, 5):
         assert all(map(math.isfinite, trainer.fit(rows(n), rows(n), PLAN).loss))
-    # How much memory was reserved along the way leaves no trace in the result.
+    # The result does not depend on previously allocated memory.
     fresh = make()
     fresh.load_state_dict(trainer.state_dict())
     assert trainer.fit(rows(64), None, PLAN) == fresh.fit(rows(64), None, PLAN)
@@ -301,7 +301,7 @@ def test_patience_stops_when_the_held_out_loss_no_longer_falls() -> None:
 def test_patience_counts_measurements_since_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.9, 0.8, 0.85, 0.7, 0.75, 0.72, 0.71, 0.6, 0.5, 0.4])
     trainer = make()
-    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
+    monkeypatch.setattr(trainer_module.HeldOutBatches, "loss", lambda *_: torch.full((2,), next(losses)))
     result = trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=100, evaluate_every=10, patience=3))
     assert (result.steps, result.stopped_early) == (70, True)
 
@@ -309,14 +309,14 @@ def test_patience_counts_measurements_since_the_best(monkeypatch: pytest.MonkeyP
 def test_stopping_early_at_the_very_end_is_not_early(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([0.5, 0.6, 0.7])
     trainer = make()
-    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
+    monkeypatch.setattr(trainer_module.HeldOutBatches, "loss", lambda *_: torch.full((2,), next(losses)))
     result = trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=30, evaluate_every=10, patience=2))
     assert (result.steps, result.stopped_early) == (30, False)
 
 
 def test_a_time_limit_stops_and_anneals_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
-        """A second passes at every look at it."""
+        """A clock that advances one second per call."""
 
         now = 0.0
 
@@ -427,7 +427,7 @@ def test_rows_of_another_shape_are_refused_by_name(name: str, shape: tuple[int, 
     _assert_as_if_nothing_happened(trainer, before)
 
 
-def test_rows_that_carry_gradients_can_be_learnt_from() -> None:
+def test_rows_that_require_gradients_can_be_fitted() -> None:
     """Regression: they failed, and so did every later fit, because the rows held in memory carried gradients on."""
     trainer, twin = make(), make()
     assert trainer.fit(rows().requires_grad_(), None, PLAN) == twin.fit(rows(), None, PLAN)
@@ -448,7 +448,7 @@ def test_a_fit_that_only_makes_it_worse_leaves_the_models_as_they_were(monkeypat
     trainer.fit(rows(), rows(20, seed=1), PLAN)
     before = trainer.state_dict()
     losses = iter([1.0, 2.0, 3.0])  # before the first step, then at both measurements
-    monkeypatch.setattr(trainer_module.HeldOutProblems, "loss", lambda *_: torch.full((2,), next(losses)))
+    monkeypatch.setattr(trainer_module.HeldOutBatches, "loss", lambda *_: torch.full((2,), next(losses)))
     result = trainer.fit(rows(seed=5), rows(20, seed=1), PLAN)
     assert result.held_out_loss == (1.0, 1.0)
     for name in ("parameters", "average", "mean", "square"):

@@ -1,4 +1,4 @@
-"""Transitions: packing, unpacking, and what is refused at the door."""
+"""Transitions: packing, unpacking and validation."""
 
 import json
 import pickle
@@ -307,7 +307,7 @@ def test_rows_of_another_width_are_refused(shape):
     ("value", "got"),
     [("up", "str"), (None, "NoneType"), (object(), "object"), ([[1.0], [1.0, 2.0]], "list"), (1j, "complex")],
 )
-def test_what_is_not_a_number_is_refused(field, value, got):
+def test_non_numeric_values_are_refused(field, value, got):
     with pytest.raises(TypeError, match=f"^{field}: expected .*numbers, got .*{got}"):
         pack(spec_of(), **{field: value})
 
@@ -317,23 +317,23 @@ def test_what_is_not_a_number_is_refused(field, value, got):
 def test_nan_and_infinity_are_refused(field, bad):
     spec = spec_of(action=spaces.Box(-1, 1, (3,)))
     value = bad if field == "rewards" else [0.0, bad, 0.0]
-    with pytest.raises(ValueError, match=rf"^{field}: 1 of 1 rows are not finite in float32 \(found {bad}"):
+    with pytest.raises(ValueError, match=rf"^{field}: 1 of 1 rows are non-finite in float32 \(found {bad}"):
         pack(spec, **({"actions": [0.0, 0.0, 0.0]} | {field: value}))
 
 
 def test_non_finite_rows_are_counted():
     observations = np.zeros((2, 4, 3))
     observations[0, 1] = observations[1, 2, 0] = np.nan
-    with pytest.raises(ValueError, match=r"^observations: 2 of 8 rows are not finite"):
+    with pytest.raises(ValueError, match=r"^observations: 2 of 8 rows are non-finite"):
         Transitions.from_arrays(
             spec_of(), observations, np.zeros((2, 4)), np.zeros((2, 4)), np.zeros((2, 4, 3)), np.zeros((2, 4))
         )
 
 
 def test_float64_beyond_float32_is_refused():
-    with pytest.raises(ValueError, match=r"^rewards: 1 of 1 rows are not finite in float32 \(found inf"):
+    with pytest.raises(ValueError, match=r"^rewards: 1 of 1 rows are non-finite in float32 \(found inf"):
         pack(spec_of(), rewards=1e300)
-    with pytest.raises(ValueError, match=r"^next_observations: .* not finite in float32 \(found -inf"):
+    with pytest.raises(ValueError, match=r"^next_observations: .* non-finite in float32 \(found -inf"):
         pack(spec_of(spaces.Box(-np.inf, np.inf, (3,), np.float64)), next_observations=[0.0, 0.0, -1e39])
 
 
@@ -362,7 +362,7 @@ def test_integers_that_do_not_exist_are_refused(action_space, value, message):
 
 
 def test_values_outside_the_bounds_of_a_box_are_kept():
-    """Environments leave the bounds of their own observation spaces; only what cannot be held is refused."""
+    """Environments may exceed the bounds of their observation space; only unrepresentable values are rejected."""
     packed = pack(
         spec_of(spaces.Box(-1, 1, (3,)), spaces.Box(0, 5, (), np.int16)), observations=[7, -7, 0], actions=300
     )

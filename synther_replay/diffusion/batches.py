@@ -1,4 +1,4 @@
-"""Regression problems for the denoiser: rows drawn at random, with noise."""
+"""Training and validation batches of the denoiser: random rows with noise."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 from synther_replay.diffusion import edm
 from synther_replay.diffusion.network import NetworkShape, Weights, forward
 
-# Held-out loss: this many batches of fixed rows and fixed noise, so that two measurements differ by the model alone.
+# Number of held-out batches. Their rows and noise are fixed, so two losses differ only by the model.
 _HELD_OUT_BATCHES = 8
 
 
-class Problems(NamedTuple):
-    """K batches for M models: what the network sees, and what it should answer."""
+class NoisyBatches(NamedTuple):
+    """K batches for M models: network inputs, noise features and targets."""
 
     inputs: Tensor  # (K, M, B, padded_dim)
     features: Tensor  # (K, M, B, padded_features)
     targets: Tensor  # (K, M, B, dim)
 
 
-def draw_problems(
+def draw_batches(
     rows: Tensor,
     used: Tensor | int,
     size: tuple[int, int, int],
@@ -32,32 +32,32 @@ def draw_problems(
     dtype: torch.dtype,
     levels: edm.NoiseLevels,
     rng: torch.Generator,
-) -> Problems:
-    """Draw rows uniformly with repetition and corrupt them.
+) -> NoisyBatches:
+    """Draw rows uniformly with replacement and add noise.
 
     Args:
         rows: Clean rows of each model, ``(M, capacity, dim)``.
-        used: How many of them to draw from; a number on the device where a captured graph is to follow it.
+        used: Number of rows to draw from; a tensor if a CUDA graph must read the current value.
         size: ``(K, M, B)``.
         shape: Sizes of the network.
-        frequencies: Of the noise features, ``(M, 1, fourier / 2)``.
-        dtype: Type in which the network computes.
-        levels: Of the noise.
-        rng: On the device of the rows.
+        frequencies: Frequencies of the noise features, ``(M, 1, fourier / 2)``.
+        dtype: Compute dtype of the network.
+        levels: Distribution of the noise levels.
+        rng: Random generator on the device of the rows.
     """
     stack, capacity, dim = rows.shape
     device = rows.device
-    # float64: float32 has too few values to reach the rows of a large buffer evenly
+    # float64: float32 has too few values for uniform indices into a large buffer
     index = (torch.rand(size, device=device, generator=rng, dtype=torch.float64) * used).long()
     offset = torch.arange(stack, device=device)[:, None] * capacity
     x = rows.view(-1, dim)[index + offset]
     sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
-    return Problems(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
+    return NoisyBatches(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
 
 
-class HeldOutProblems:
-    """Fixed problems made from held-out rows, in batches of the training shape."""
+class HeldOutBatches:
+    """Fixed batches of held-out rows, in the shape of training batches."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class HeldOutProblems:
         levels: edm.NoiseLevels,
         rng: torch.Generator,
     ) -> None:
-        """Draw them from rows ``(M, n, dim)``."""
+        """Draw the batches from rows ``(M, n, dim)``."""
         self._shape = shape
         size = (_HELD_OUT_BATCHES, rows.shape[0], batch_size)
-        self._problems = draw_problems(
+        self._batches = draw_batches(
             rows.contiguous(),
             rows.shape[1],
             size,
@@ -85,10 +85,10 @@ class HeldOutProblems:
         )
 
     def loss(self, weights: Tensor) -> Tensor:
-        """Mean loss of each model with these weights, ``(M, P) -> (M,)``."""
+        """Return the mean held-out loss of each model, ``(M, P) -> (M,)``."""
         views = Weights.of(weights, self._shape)
         total = torch.zeros(weights.shape[0], dtype=torch.float32, device=weights.device)
-        for inputs, features, target in zip(*self._problems, strict=True):
+        for inputs, features, target in zip(*self._batches, strict=True):
             y, _ = forward(views, inputs, features)
             edm.squared_error(y, target, total)
         return total / _HELD_OUT_BATCHES

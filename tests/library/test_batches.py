@@ -1,10 +1,10 @@
-"""Problems are drawn from the rows in use, and those held out stay the same."""
+"""Training batches come from the rows in use; held-out batches are fixed."""
 
 import torch
 
+from synther_replay.diffusion.batches import HeldOutBatches, draw_batches
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.network import NetworkShape, initialise
-from synther_replay.diffusion.problems import HeldOutProblems, draw_problems
 
 SHAPE = NetworkShape(dim=2, width=16, depth=1, embedding=8, fourier=4)
 SETTINGS = {"shape": SHAPE, "frequencies": torch.ones(2, 1, 2), "dtype": torch.float32, "levels": NoiseLevels()}
@@ -14,10 +14,10 @@ def stream(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_problems_have_the_sizes_of_the_network_and_come_from_rows_in_use():
+def test_batches_have_the_sizes_of_the_network_and_come_from_rows_in_use():
     rows = torch.full((2, 10, 2), 1e6)
     rows[0, :4], rows[1, :4] = 3.0, -3.0
-    inputs, features, targets = draw_problems(rows, 4, (5, 2, 64), rng=stream(), **SETTINGS)
+    inputs, features, targets = draw_batches(rows, 4, (5, 2, 64), rng=stream(), **SETTINGS)
     assert inputs.shape == (5, 2, 64, SHAPE.padded_dim)
     assert features.shape == (5, 2, 64, SHAPE.padded_features)
     assert targets.shape == (5, 2, 64, 2)
@@ -27,19 +27,19 @@ def test_problems_have_the_sizes_of_the_network_and_come_from_rows_in_use():
 
 def test_held_out_loss_depends_on_the_weights_alone():
     rows = torch.randn(2, 30, 2, generator=stream(1))
-    problems = HeldOutProblems(rows, 16, rng=stream(), **SETTINGS)
+    batches = HeldOutBatches(rows, 16, rng=stream(), **SETTINGS)
     weights = initialise(SHAPE, 2, stream(2))
-    first = problems.loss(weights)
+    first = batches.loss(weights)
     assert first.shape == (2,)
-    assert torch.equal(problems.loss(weights), first)
-    assert torch.equal(HeldOutProblems(rows, 16, rng=stream(), **SETTINGS).loss(weights), first)
-    assert not torch.equal(problems.loss(weights * 1.1), first)
+    assert torch.equal(batches.loss(weights), first)
+    assert torch.equal(HeldOutBatches(rows, 16, rng=stream(), **SETTINGS).loss(weights), first)
+    assert not torch.equal(batches.loss(weights * 1.1), first)
 
 
 def test_more_noise_leaves_less_of_the_rows():
     rows = torch.full((2, 10, 2), 3.0)
     some, much = (
-        draw_problems(rows, 10, (1, 2, 512), rng=stream(), **{**SETTINGS, "levels": NoiseLevels(mean, 0.1)}).inputs
+        draw_batches(rows, 10, (1, 2, 512), rng=stream(), **{**SETTINGS, "levels": NoiseLevels(mean, 0.1)}).inputs
         for mean in (-3.0, 3.0)
     )
     assert some[..., :2].mean() > 2.5
