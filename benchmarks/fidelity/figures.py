@@ -1,6 +1,6 @@
-"""Figures of fidelity.py: histograms of every column, and the error in the dynamics against the distance to the data.
+"""Figures of generator_fidelity.py: histograms of every column, and the dynamics' error against the distance.
 
-    python benchmarks/plot_fidelity.py benchmarks/results/fidelity/name.json
+    python benchmarks/figures.py fidelity results/name.json
 
 writes `name-histograms.png` and `name-dynamics.png` beside the file.
 """
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ import matplotlib
 import matplotlib.pyplot as plt  # after the choice of the backend
 import numpy as np
 
-from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import writing
+from synther_replay.benchmarks.fidelity.documented import DATASET
 from synther_replay.benchmarks.fidelity.tables import FEW, title
 
 matplotlib.use("Agg")
@@ -49,7 +47,7 @@ def draw(content: dict[str, Any], path: Path) -> None:
 
 def draw_histograms(content: dict[str, Any], path: Path) -> None:
     """A panel per column: the real rows filled, those of every model as a line."""
-    shown = {name: entry for name, entry in _judged(content).items() if name not in ("held-out", "noise")}
+    shown = {name: entry for name, entry in _measured(content).items() if name not in ("held-out", "noise")}
     colours, about = _colours(content), content["histogram"]
     lines = -(-len(about["columns"]) // _COLUMNS)
     figure, grid = plt.subplots(lines, _COLUMNS, figsize=(2.2 * _COLUMNS, 1.6 * lines + 0.6), layout="constrained")
@@ -78,7 +76,7 @@ def draw_dynamics(content: dict[str, Any], path: Path) -> None:
     figure, (errors, distances) = plt.subplots(
         2, 1, figsize=(6, 5.5), sharex=True, height_ratios=(3, 1), layout="constrained"
     )
-    for name, entry in _judged(content).items():
+    for name, entry in _measured(content).items():
         bins = [part for part in entry["dynamics"]["bins"] if part["rows"] >= FEW]
         if name == "real" or not bins:  # those are at distance 0, all of them
             continue
@@ -102,24 +100,35 @@ def draw_dynamics(content: dict[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="files that fidelity.py wrote")
-    for path in parser.parse_args(arguments).results:
+def draw_documented(results: Path, out: Path) -> None:
+    """The figures of the documents.
+
+    Args:
+        results: Folder of the published results.
+        out: Folder to write to.
+    """
+    content = json.loads((results / "fidelity" / "main" / f"{DATASET}.json").read_text())
+    draw(content, out / "fidelity.json")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command line."""
+    parser.add_argument("results", nargs="+", type=Path, help="files that generator_fidelity.py wrote")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draw the figures of each file."""
+    for path in args.results:
         try:
             content = json.loads(path.read_text())
             if not (isinstance(content, dict) and "sources" in content):
                 raise ValueError("it names no sources")
         except (OSError, ValueError) as error:
-            parser.error(f"{path}: expected a result of fidelity.py: {error}")
-        try:
-            draw(content, path)
-        except OSError as error:
-            sys.exit(exit_with_error(2, error))
+            raise ValueError(f"{path}: expected a result of generator_fidelity.py: {error}") from error
+        draw(content, path)
 
 
-def _judged(content: dict[str, Any]) -> dict[str, Any]:
+def _measured(content: dict[str, Any]) -> dict[str, Any]:
     return {name: entry for name, entry in content["sources"].items() if "failed" not in entry}
 
 
@@ -132,7 +141,3 @@ def _save(figure: Any, path: Path) -> None:
     with writing(path) as temporary:
         figure.savefig(temporary, dpi=130, format="png")
     plt.close(figure)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The result of fidelity.py as tables in Markdown."""
+"""The result of generator_fidelity.py as tables in Markdown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def tables(content: dict[str, Any]) -> str:
         compression_table(content),
     ]
     if content["simulator"] is None:
-        return "\n\n".join([*parts, "Nothing is said of the dynamics: there is no simulator."])
+        return "\n\n".join([*parts, "Dynamics were not measured: there is no simulator for this data set."])
     parts += [
         f"Dynamics by {content['simulator']}: squared error of the next observation (mean over its columns) and the "
         "reward. Distance: from observation and action to the nearest row fitted to, in standard deviations. Clipped: "
-        "rows with a velocity at or near its bound, which tell no state. Noise: normal, of a tenth of each column's "
-        "deviation, the same on both observations.",
+        "rows with a velocity at or near its bound, which do not determine the state. Noise: normal, of a tenth of "
+        "each column's deviation, the same on both observations.",
         dynamics_table(sources),
         f"Median squared error of the next observation by distance, where there are {FEW} rows or more:",
         distance_table(sources),

@@ -1,4 +1,4 @@
-"""Reading the result files of the online benchmark, which are checked before anything is drawn from them."""
+"""Result files of the online benchmark: read, checked, and compared over tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from synther_replay.benchmarks.environments.scores import TASKS
+from synther_replay.benchmarks.common.statistics import Comparison, compare
+from synther_replay.benchmarks.environments.scores import REFERENCES, TASKS, normalise
 
 SUBJECT = "synther-fast"  # what the others are compared with
 KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
@@ -105,6 +106,21 @@ def reported_step(runs: Sequence[Run], step: int | None = None) -> int:
     for run in runs:
         run.at(step)
     return step
+
+
+def algorithms(runs: Sequence[Run]) -> list[str]:
+    """Names of the algorithms, the known ones in their order and then the others."""
+    names = list(dict.fromkeys(run.algorithm for run in runs))
+    return [name for name in KNOWN if name in names] + [name for name in names if name not in KNOWN]
+
+
+def compare_runs(runs: Sequence[Run], step: int, subject: str = SUBJECT) -> Comparison:
+    """Aggregate over the tasks that can be normalised and that the most complete algorithms have."""
+    scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in algorithms(runs)}
+    for run in runs:
+        if run.task in REFERENCES:
+            scores[run.algorithm][run.task] = normalise(run.task, run.at(step))
+    return compare(scores, subject=subject)
 
 
 def _expect(condition: bool, path: Path, what: str) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -10,8 +9,11 @@ import pytest
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgba
 
+from synther_replay.benchmarks import figures
 from synther_replay.benchmarks.common.statistics import mean_estimate
-from synther_replay.benchmarks.offline import figures as plot_offline
+from synther_replay.benchmarks.offline import figures as offline_figures
+from synther_replay.benchmarks.offline import tables as offline_tables
+from synther_replay.benchmarks.offline.results import read_results
 
 
 def write(
@@ -45,7 +47,7 @@ def write(
 
 
 def lines(folder):
-    return plot_offline.table(plot_offline.read_results(folder)).splitlines()
+    return offline_tables.table(read_results(folder)).splitlines()
 
 
 def test_table_has_a_row_per_data_set_and_a_column_per_kind_of_rows(tmp_path):
@@ -129,7 +131,7 @@ def test_generators_that_differ_are_told(tmp_path):
     for algo in ("td3bc", "iql"):
         write(tmp_path, "halfcheetah-medium-regen", algo, "synther", [1.0], changes={"settings": longer})
     assert (
-        "Generators are not the same for all data sets: width 8, steps 30,000 on hopper-medium-regen, "
+        "Generators differ between data sets: width 8, steps 30,000 on hopper-medium-regen, "
         "walker2d-medium-regen; width 8, steps 100,000 on halfcheetah-medium-regen."
     ) in lines(tmp_path)[0]
     # a part of a set may have another than the whole, but not one algorithm another than the next
@@ -305,7 +307,7 @@ def test_intervals_of_means_hardly_depend_on_the_draws():
 def test_a_file_that_is_not_what_it_seems_is_refused(tmp_path, changes, message):
     path = write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0], changes=changes)
     with pytest.raises(ValueError, match=message) as error:
-        plot_offline.read_results(tmp_path)
+        read_results(tmp_path)
     assert str(path) in str(error.value)
 
 
@@ -315,20 +317,19 @@ def test_a_number_without_its_origin_is_refused(tmp_path):
     del content["commit"]
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="missing: commit"):
-        plot_offline.read_results(tmp_path)
+        read_results(tmp_path)
     path.write_text("{")
     with pytest.raises(ValueError, match="damaged"):
-        plot_offline.read_results(tmp_path)
+        read_results(tmp_path)
 
 
-def test_command_writes_table_and_figures(tmp_path, monkeypatch, capsys):
+def test_command_writes_table_and_figures(tmp_path, capsys):
     for variant in ("real", "synther"):
         for algo in ("td3bc", "iql"):
             write(tmp_path, "hopper-medium-regen", algo, variant, [1.0, 2.0])
             write(tmp_path, "hopper-medium-regen", algo, variant, [1.0, 2.0], share=0.15)
     out = tmp_path / "new"
-    monkeypatch.setattr(sys, "argv", ["plot_offline.py", "--results", str(tmp_path), "--out", str(out)])
-    plot_offline.main()
+    assert figures.main(["offline", "--results", str(tmp_path), "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["offline-15pct.png", "offline.png", "table.md"]
     assert capsys.readouterr().out.strip() == (out / "table.md").read_text().strip()
 
@@ -343,7 +344,7 @@ def test_mazes_mixtures_and_other_networks_have_figures_of_their_own(tmp_path):
     write(tmp_path, "maze2d-umaze-regen", "td3bc", "mixed", [5.0], share=0.15)
     found = {
         name: sorted((result.dataset.partition("-")[0], result.algo, result.variant) for result in shown)
-        for name, shown in plot_offline.figures(plot_offline.read_results(tmp_path)).items()
+        for name, shown in offline_figures.figures(read_results(tmp_path)).items()
     }
     assert found == {
         "offline": [("hopper", "td3bc", "real"), ("walker2d", "iql-large", "real"), ("walker2d", "td3bc", "real")],
@@ -354,10 +355,9 @@ def test_mazes_mixtures_and_other_networks_have_figures_of_their_own(tmp_path):
     }
 
 
-def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["plot_offline.py", "--results", str(tmp_path)])
+def test_an_empty_folder_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        plot_offline.main()
+        figures.main(["offline", "--results", str(tmp_path)])
     assert "found none" in capsys.readouterr().err
 
 
@@ -365,7 +365,7 @@ def test_an_empty_folder_is_an_error(tmp_path, monkeypatch, capsys):
 def call(tmp_path, call_main):
     """The program on a folder with one result; gives its exit status, output and errors."""
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0])
-    return lambda out: call_main(plot_offline.main, "plot_offline.py", "--results", tmp_path, "--out", out)
+    return lambda out: call_main(figures.main, "figures.py", "offline", "--results", tmp_path, "--out", out)
 
 
 def test_on_a_full_disk_the_table_is_told_and_what_cannot_be_written(tmp_path, call, full_disk):
@@ -373,16 +373,17 @@ def test_on_a_full_disk_the_table_is_told_and_what_cannot_be_written(tmp_path, c
     status, told, errors = call(tmp_path / "out")
     assert (status, told) == (2, "\n".join(lines(tmp_path)) + "\n\n")
     path = tmp_path / "out" / "table.md"
-    assert errors == f"plot_offline.py: error: {path}: cannot be written (No space left on device)\n"
+    assert errors.startswith(f"figures.py: error: {path}: ") and errors.endswith("(No space left on device)\n")
     assert not list(path.parent.iterdir())
 
 
 def test_a_figure_that_cannot_be_written_is_named(tmp_path, call, full_disk, monkeypatch):
-    genuine = plot_offline.draw
-    monkeypatch.setattr(plot_offline, "draw", lambda shown: (full_disk(), genuine(shown))[1])
+    genuine = offline_figures.draw
+    monkeypatch.setattr(offline_figures, "draw", lambda shown: (full_disk(), genuine(shown))[1])
     status, _, errors = call(tmp_path / "out")
     path = tmp_path / "out" / "offline.png"
-    assert (status, errors) == (2, f"plot_offline.py: error: {path}: cannot be written (No space left on device)\n")
+    assert status == 2
+    assert errors.startswith(f"figures.py: error: {path}: ") and errors.endswith("(No space left on device)\n")
     assert [path.name for path in path.parent.iterdir()] == ["table.md"]
 
 
@@ -391,26 +392,26 @@ def test_a_file_is_no_folder_to_write_to(tmp_path, call):
     path.write_text("")
     status, _, errors = call(path)
     assert status == 2
-    assert f"plot_offline.py: error: out: expected a folder to write to, got {path}" in errors
+    assert f"out: expected a writable folder, got {path}" in errors
 
 
 def test_the_legend_names_the_colours_also_where_cells_are_missing(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [1.0, 2.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [3.0, 4.0])
-    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
+    figure = offline_figures.draw(read_results(tmp_path))
     notes = [text.get_text() for text in figure.axes[0].texts]
     assert sorted(notes) == ["", "no result", "no result", "no result"]  # of two sets and two kinds of rows
     (legend,) = figure.legends
     shown = {
         text.get_text(): patch.get_facecolor() for text, patch in zip(legend.texts, legend.get_patches(), strict=True)
     }
-    assert shown == {name: to_rgba(plot_offline.VARIANTS[name]) for name in ("real", "synther")}
+    assert shown == {name: to_rgba(offline_figures.COLOURS[name]) for name in ("real", "synther")}
 
 
 def test_bars_stand_at_their_data_sets(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [10.0, 20.0])
     write(tmp_path, "walker2d-medium-regen", "iql", "synther", [30.0, 40.0])
-    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
+    figure = offline_figures.draw(read_results(tmp_path))
     found = {}
     for panel in figure.axes:
         labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]  # the panels share them
@@ -426,12 +427,12 @@ def test_what_a_mixture_is_held_against_is_drawn_also_where_there_is_none(tmp_pa
         write(tmp_path, name, algo, "real", [1.0])
         if (name, algo) != ("hopper-medium-regen", "td3bc"):
             write(tmp_path, name, algo, "mixed", [2.0])
-    figure = plot_offline.draw(plot_offline.figures(plot_offline.read_results(tmp_path))["offline-mixed"])
+    figure = offline_figures.draw(offline_figures.figures(read_results(tmp_path))["offline-mixed"])
     notes = {panel.get_title(): [text.get_text() for text in panel.texts].count("no result") for panel in figure.axes}
     assert notes == {"iql": 0, "td3bc": 1}
 
 
 def test_a_bar_says_how_many_seeds_failed(tmp_path):
     write(tmp_path, "hopper-medium-regen", "td3bc", "real", [None, None, 3.0])
-    figure = plot_offline.draw(plot_offline.read_results(tmp_path))
+    figure = offline_figures.draw(read_results(tmp_path))
     assert [text.get_text() for text in figure.axes[0].texts] == ["2 of 3 failed"]

@@ -28,6 +28,7 @@ def blocks_of(page: Path) -> Iterator[str]:
         yield "\n" * text.count("\n", 0, found.start(2)) + textwrap.dedent(found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(blocks_of(page))], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -46,3 +47,9 @@ def test_a_block_is_found_wherever_it_stands(tmp_path):
     first, second = blocks_of(page)
     assert (first.strip(), second.strip()) == ("a = 1", "b = 2")
     assert second.count("\n", 0, second.index("b")) == 6
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]

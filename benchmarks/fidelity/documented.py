@@ -1,0 +1,148 @@
+"""Tables of the documents about fidelity, by name, from the published results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from synther_replay.benchmarks.common.formatting import markdown_table
+
+DATASET = "halfcheetah-medium-replay-regen"
+PAPER = {"SynthER": (0.989, 0.998), "TVAE": (0.942, 0.979), "CTGAN": (0.959, 0.981)}
+"""Marginal and correlation that the paper reports on D4RL's own halfcheetah medium-replay."""
+TITLES = {
+    "held-out": "other real rows",
+    "noise": "real rows with noise",
+    "synther-offline": "`offline()`",
+    "synther-paper": "`paper()`",
+    "synther-fast": "`fast()`",
+    "ctgan-epochs-100": "CTGAN, 100 epochs",
+    "tvae": "TVAE",
+}
+_VARIANTS = {
+    "synther-offline": "`offline()`",
+    "synther-offline-unsquash_actions-False": "with `unsquash_actions=False`",
+    "synther-offline-noise_mean--0.6-noise_std-1.4": "with `noise_mean=-0.6, noise_std=1.4`",
+    "synther-offline-noise_mean-0.0-noise_std-1.4": "with `noise_mean=0.0, noise_std=1.4`",
+    "synther-paper-solver-dpm_solver_2m-sampling_steps-24-sigma_min-0.005-sigma_max-20.0-rho-9.0-churn-0.0": (
+        "`paper()` with the sampler of `offline()`"
+    ),
+}
+_ROUNDING = 1e-6  # squared errors below this come from float32
+_HEUN, _SOLVER = "heun, churn 80, sigma 0.002..80", "dpm_solver_2m, eta 0, sigma 0.005..20"
+_SAMPLERS = {  # by the beginning of what was trained, solver, steps and precision
+    ("paper, fp32", _HEUN, 128, "fp32"): ("`paper()` in fp32", "stochastic Heun"),
+    ("paper, bf16", _HEUN, 128, "bf16"): ("`paper()` in bf16", "stochastic Heun"),
+    ("paper, bf16", _HEUN, 18, "bf16"): ("the same", "stochastic Heun"),
+    ("paper, bf16", _SOLVER, 24, "bf16"): ("the same", "DPM-Solver++(2M)"),
+    ("paper, bf16", _SOLVER, 12, "bf16"): ("the same", "DPM-Solver++(2M), as in `fast()`"),
+    ("fast", _SOLVER, 24, "bf16"): ("`fast()` at width 1,024", "DPM-Solver++(2M)"),
+}
+
+
+def tables(results: Path) -> dict[str, str]:
+    """The tables of the documents by name.
+
+    Args:
+        results: Folder of the published results.
+    """
+    main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
+    samplers = json.loads((results / "fidelity" / "samplers-h200.json").read_text())["table"]
+    return {
+        "readme-fidelity": _sentence(main),
+        "quality-fidelity": _in_short(main),
+        "fidelity-main": _likeness(main),
+        "fidelity-dynamics": _dynamics(main),
+        "fidelity-variants": _variants(variants),
+        "fidelity-samplers": _samplers(samplers),
+    }
+
+
+def _sources(path: Path) -> dict[str, Any]:
+    sources = json.loads(path.read_text())["sources"]
+    return {name: entry for name, entry in sources.items() if "failed" not in entry}
+
+
+def _sentence(sources: dict[str, Any]) -> str:
+    ours, (marginal, correlation) = sources["synther-offline"], PAPER["SynthER"]
+    return (
+        f"On halfcheetah medium-replay (regenerated), `offline()` scores {ours['marginal']:.3f} in marginal and "
+        f"{ours['correlation']:.3f} in correlation; the paper reports {marginal} and {correlation} on D4RL's own file."
+    )
+
+
+def _in_short(sources: dict[str, Any]) -> str:
+    """What is good enough, for users."""
+    rows = []
+    for name in ("held-out", "synther-offline", "synther-paper", "synther-fast", "noise", "tvae"):
+        entry = sources[name]
+        closer = (entry["memorisation"] or {}).get("share_closer")
+        scores = f"{entry['marginal']:.3f}", f"{entry['correlation']:.3f}", None if closer is None else f"{closer:.2f}"
+        rows.append([TITLES[name], *scores, _error(entry["dynamics"]["next_observation_mse"]["median"])])
+    return markdown_table(("rows", "marginal", "correlation", "closer to training", "dynamics, median"), rows)
+
+
+def _likeness(sources: dict[str, Any]) -> str:
+    """Marginal, correlation, memorisation and time."""
+    rows = []
+    for name, title in TITLES.items():
+        if name in sources:
+            entry = sources[name]
+            memory = entry["memorisation"] or {}
+            closer = f"{memory['share_closer']:.2f}" if "share_closer" in memory else None
+            rows.append([title, *_scores(entry), closer, _seconds(entry, "fit"), _seconds(entry, "sample")])
+    rows += [
+        [f"{name} in the paper, D4RL's own file", f"{marginal}", None, f"{correlation}", *[None] * 3]
+        for name, (marginal, correlation) in PAPER.items()
+    ]
+    head = ("rows", "marginal", "worst column", "correlation", "closer to training", "fit, s", "100,000 rows, s")
+    return markdown_table(head, rows)
+
+
+def _error(value: float) -> str:
+    return f"{value:.2g}" if value >= _ROUNDING else "0"
+
+
+def _scores(entry: dict[str, Any]) -> list[str]:
+    return [f"{score:.4f}" for score in (entry["marginal"], min(entry["marginal_by_column"]), entry["correlation"])]
+
+
+def _seconds(entry: dict[str, Any], of: str) -> str | None:
+    value = entry.get(f"{of}_seconds")
+    return None if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _dynamics(sources: dict[str, Any]) -> str:
+    rows = []
+    for name, title in TITLES.items():
+        if name in sources:
+            found = sources[name]["dynamics"]
+            medians = [found[key]["median"] for key in ("distance", "next_observation_mse", "reward_mse")]
+            rows.append([title, *map(_error, medians)])
+    return markdown_table(
+        ("rows", "distance to the data", "error of the next observation", "error of the reward"), rows
+    )
+
+
+def _variants(sources: dict[str, Any]) -> str:
+    rows = []
+    for name, title in _VARIANTS.items():
+        if name in sources:
+            entry = sources[name]
+            error = entry["dynamics"]["next_observation_mse"]["median"]
+            rows.append([title, *_scores(entry), f"{error:.2g}"])
+    return markdown_table(
+        ("generator", "marginal", "worst column", "correlation", "error of the next observation"), rows
+    )
+
+
+def _samplers(entries: list[dict[str, Any]]) -> str:
+    rows = []
+    for (trained, solver, steps, precision), titles in _SAMPLERS.items():
+        for entry in entries:
+            same = (entry["solver"], entry["steps"], entry["precision"]) == (solver, steps, precision)
+            if same and entry["trained"].startswith(trained):
+                figures = f"{entry['marginal']:.4f}", f"{entry['correlation']:.4f}", f"{entry['seconds']:.2g}"
+                rows.append([*titles, steps, precision, *figures])
+    return markdown_table(("trained", "sampler", "steps", "precision", "marginal", "correlation", "seconds"), rows)

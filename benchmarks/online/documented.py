@@ -1,0 +1,116 @@
+"""Tables of the documents about the online benchmark, by name, from the published results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
+from synther_replay.benchmarks.environments.scores import TASKS
+from synther_replay.benchmarks.online.results import SUBJECT, Run, compare_runs, read_run, read_runs
+from synther_replay.benchmarks.online.tables import interval_cell, score_table
+
+PUBLISHED = ("sac", "sac20", "redq", SUBJECT)
+"""Algorithms of the main table."""
+OTHER_SEEDS = f"{SUBJECT}-seeds-100"
+TITLES = {
+    "sac": "SAC",
+    "sac20": "SAC, 20 updates",
+    "redq": "REDQ",
+    SUBJECT: "SynthER `fast()`",
+    OTHER_SEEDS: "SynthER `fast()`, seeds 100-107",
+    "synther-paper": "SynthER `paper()`",
+    "sb3-sac": "SAC of Stable-Baselines3",
+    "sb3-sac-mean-xavier": "the same, REDQ's initial weights and policy loss",
+}
+STEP, EARLY_STEP = 100_000, 30_000
+_ABLATION = {
+    "base": "refit every 2,500 steps, 1,500 training steps, 24 sampling steps, 100,000 rows, r = 0.5",
+    "every-5000": "refit every 5,000 steps",
+    "every-10000": "refit every 10,000 steps, as in the paper",
+    "steps-500": "500 training steps",
+    "steps-4500": "4,500 training steps",
+    "sampler-8": "8 sampling steps",
+    "sampler-12": "12 sampling steps",
+    "real-25": "r = 0.25",
+    "real-75": "r = 0.75",
+    "current": "`fast()`: 1,000 training steps, 12 sampling steps, 400,000 rows",
+}
+
+
+def tables(results: Path) -> dict[str, str]:
+    """The tables of the documents by name.
+
+    Args:
+        results: Folder of the published results.
+    """
+    main = results / "online" / "main"
+    runs = read_runs(main, algorithms=PUBLISHED)
+    whole = score_table(runs, STEP, compare_runs(runs, STEP), titles=TITLES)
+    return {
+        "readme-online": whole,
+        "online-main": whole,
+        "online-aggregate": _aggregate(runs),
+        "online-seeds": _other_seeds(main),
+        "online-paper": _early(main, "HalfCheetah-v5", ("sac20", "redq", OTHER_SEEDS, "synther-paper")),
+        "online-ablation": _ablation(results / "online" / "ablation"),
+        "online-sb3": _stable_baselines(main),
+    }
+
+
+def _aggregate(runs: Sequence[Run]) -> str:
+    """The aggregates of the main table at other steps and without the task with the clearest difference."""
+    without = [run for run in runs if run.task != "HalfCheetah-v5"]
+    rows = []
+    for title, those, step in (
+        ("six tasks, 100,000 steps", runs, STEP),
+        ("six tasks, 90,000 steps", runs, 90_000),
+        ("six tasks, 80,000 steps", runs, 80_000),
+        ("without HalfCheetah-v5, 100,000 steps", without, STEP),
+    ):
+        found = compare_runs(those, step)
+        cells = (found.iqm.get("redq"), found.iqm.get(SUBJECT), found.improvement.get("redq"))
+        rows.append([title, *map(interval_cell, cells)])
+    head = (f"IQM, {TITLES['redq']}", f"IQM, {TITLES[SUBJECT]}", "probability that SynthER is better than REDQ")
+    return markdown_table(("aggregated over", *head), rows)
+
+
+def _other_seeds(main: Path) -> str:
+    runs = read_runs(main, algorithms=("sac", "sac20", "redq", OTHER_SEEDS))
+    return score_table(runs, STEP, compare_runs(runs, STEP, OTHER_SEEDS), titles=TITLES, subject=OTHER_SEEDS)
+
+
+def _early(main: Path, task: str, names: Sequence[str]) -> str:
+    """One task at 30,000 steps, a row per algorithm."""
+    runs = read_runs(main, tasks=(task,), algorithms=names)
+    rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", _returns(run, EARLY_STEP)] for run in runs]
+    return markdown_table((f"{task}, {EARLY_STEP:,} steps", "seeds", "return"), rows)
+
+
+def _stable_baselines(main: Path) -> str:
+    rows = []
+    for task in TASKS:
+        paths = [main / task / f"{name}.json" for name in ("sac", "sb3-sac", "sb3-sac-mean-xavier")]
+        if paths[1].is_file():
+            for run in (read_run(path) for path in paths if path.is_file()):
+                rows.append([task, TITLES[run.algorithm], run.returns.shape[0], _returns(run, EARLY_STEP)])
+    return markdown_table(("task", f"one update per step, {EARLY_STEP:,} steps", "seeds", "return"), rows)
+
+
+def _ablation(folder: Path) -> str:
+    """Settings of the generator, a column per task."""
+    tasks = [task for task in TASKS if (folder / task).is_dir()]
+    rows = []
+    for name, title in _ABLATION.items():
+        paths = [folder / task / f"{name}.json" for task in tasks]
+        rows.append([title, *(_returns(read_run(path), EARLY_STEP) if path.is_file() else None for path in paths)])
+    return markdown_table((f"8 seeds, {EARLY_STEP:,} steps", *tasks), rows)
+
+
+def _returns(run: Run, step: int) -> str:
+    returns = run.at(step)
+    good = returns[np.isfinite(returns)]
+    failed = f" ({len(returns) - len(good)} failed)" if len(good) < len(returns) else ""
+    return mean_and_spread(good.tolist()) + failed
