@@ -1,8 +1,8 @@
-# `make demo` and `make test` do all the set-up they need; both want only make and Python >= 3.11.
+# Every target sets up what it needs; make and Python >= 3.11 are enough.
 
 PYTHON ?= python3
 EXTRAS ?= dev
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto --dist worksteal
 TRITON ?= 3.6.0
 
 VENV := .venv
@@ -11,37 +11,51 @@ STAMP := $(VENV)/.installed
 TRITON_FOLDER := $(VENV)/triton-$(TRITON)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test kernels triton lint clean
+.PHONY: help demo test test-slow priorities kernels triton docs lint clean
 
 help:
-	@echo "make demo    set up $(VENV) and run examples/sb3_pendulum.py: SAC with and without synthetic replay"
-	@echo "make test    set up $(VENV), then lint, types and tests"
-	@echo "make kernels set up $(VENV), then tests of the benchmarks' GPU kernels without a GPU (Linux)"
-	@echo "make lint    set up $(VENV), then lint and types only"
-	@echo "make clean   remove $(VENV), build products and caches"
+	@echo "make demo      run examples/sb3_pendulum.py: SAC with and without synthetic replay"
+	@echo "make test      lint, types and fast tests"
+	@echo "make test-slow the slow tests: killed runs, whole programs, training"
+	@echo "make priorities build TorchRL's extension where the published one does not load (needs a C++ compiler)"
+	@echo "make kernels   tests of the benchmarks' GPU kernels without a GPU (Linux)"
+	@echo "make docs      build the documentation in site/"
+	@echo "make lint      lint and types"
+	@echo "make clean     remove $(VENV), build products and caches"
 	@echo
-	@echo "PYTHON=python3.12    the Python that makes $(VENV) (at least 3.11)"
-	@echo "EXTRAS=all           what to install, for example the simulators of the benchmarks (now: $(EXTRAS))"
-	@echo "PYTEST_ARGS='-n 2'   further arguments for pytest"
+	@echo "Each sets up $(VENV) first."
+	@echo "PYTHON=python3.12       the Python that makes $(VENV) (at least 3.11)"
+	@echo "EXTRAS=dev,fidelity     what to install (now: $(EXTRAS))"
+	@echo "PYTEST_ARGS='-k codec'  arguments for pytest (now: $(PYTEST_ARGS))"
 
 demo: $(STAMP)
 	$(BIN)/python examples/sb3_pendulum.py
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+priorities: $(STAMP)
+	$(BIN)/python tests/integrations/torchrl_extension.py
 
 kernels: triton
 	PYTHONPATH=$(TRITON_FOLDER) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/test_triton_networks.py tests/test_triton_products.py
-	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/test_triton_compiled.py
+		tests/benchmarks/test_triton_networks.py tests/benchmarks/test_triton_matmul.py
+	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/benchmarks/test_triton_compiled.py
 
 triton: $(TRITON_FOLDER)
 
-# Beside the rest: PyTorch for GPUs brings a Triton of its own, that for CPUs none.
+# Apart from the rest: PyTorch for GPUs brings its own Triton, PyTorch for CPUs none.
 $(TRITON_FOLDER): $(STAMP)
 	@rm -rf $@
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$(TRITON)
 	@touch $@
+
+# The variable silences an advertisement of the theme.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -64,5 +78,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo '$(EXTRAS)' > $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
