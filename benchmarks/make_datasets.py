@@ -1,11 +1,11 @@
-"""Make D4RL's data sets again, by its recipes and with our own policies, in minutes on a CPU.
+"""Regenerate D4RL's data sets by its recipes with our own policies, in minutes on a CPU.
 
     python benchmarks/make_datasets.py halfcheetah-medium-replay hopper-medium
     python benchmarks/make_datasets.py all --out datasets
 
-Sets are called ``<name>-regen``, so that none is taken for an official one, and `datasets.load` finds them by that
-name. A set depends on its recipe, its rows and its seed alone, not on the number of processes; on another kind of
-processor or with another MuJoCo the last digits differ, and with them the episodes.
+Data sets are named ``<name>-regen``, so that they are not mistaken for official ones; offline_d4rl.py finds them by
+that name. The content depends on recipe, number of rows and seed, not on the number of processes. On another type of
+CPU or with another version of MuJoCo, rounding differs, and with it the episodes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.data.download import RECIPES, REGENERATED
-from synther_replay.benchmarks.data.generate import identity, is_there, make
+from synther_replay.benchmarks.data.generate import already_generated, identity, make
 from synther_replay.benchmarks.data.recipes import MissingPolicyError, Recipe, recipe
 from synther_replay.benchmarks.data.registry import regenerated_folder
 from synther_replay.benchmarks.data.rollouts import RolloutPool
 from synther_replay.common.checks import whole_number
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and there is one process per core
 
 _ALL = "all"
 
@@ -36,11 +36,11 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(RECIPES)}, or {_ALL}")
-    parser.add_argument("--rows", type=int, help="of each set (as many as D4RL's has)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=int, help="rows per data set (default: as many as D4RL's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all episodes (0)")
     parser.add_argument("--out", type=Path, help=f"folder of the files ({regenerated_folder()})")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (one per core)")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that hold something else")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files with other content")
     args = parser.parse_args()
     try:
         if args.rows is not None:
@@ -54,71 +54,74 @@ def parse() -> argparse.Namespace:
 
 
 def plan(args: argparse.Namespace) -> tuple[list[tuple[Recipe, Path]], list[str]]:
-    """What there is to make, found out before anything is, and what cannot be made of all there is.
+    """Decide what to generate, before anything is generated.
+
+    Returns:
+        Recipe and path of each data set to generate, and an error message for each that is skipped.
 
     Raises:
-        ValueError: A name is unknown, or a file in the way.
-        MissingPolicyError: There is no policy for a set that was asked for by its name.
+        ValueError: A name is unknown, or a file exists with other content.
+        MissingPolicyError: A data set was requested by name and its policy is missing.
     """
     everything = _ALL in args.names
     names = dict.fromkeys(RECIPES if everything else args.names)
-    orders, left_out = [], []
+    jobs, skipped = [], []
     for name in names:
         try:
-            made_by = recipe(name, args.rows)
+            chosen = recipe(name, args.rows)
         except MissingPolicyError as error:
             if not everything:
                 raise
-            left_out.append(str(error))
+            skipped.append(str(error))
             continue
         path = args.out / f"{name}{REGENERATED}.hdf5"
         try:
-            there = not args.overwrite and is_there(path, identity(made_by, args.seed))
+            exists = not args.overwrite and already_generated(path, identity(chosen, args.seed))
         except ValueError as error:
-            raise ValueError(f"{error}; --overwrite replaces it") from error
-        if there:
-            print(f"{path} is there already")
+            raise ValueError(f"{error}; use --overwrite to replace it") from error
+        if exists:
+            print(f"{path}: already exists")
         else:
-            orders.append((made_by, path))
-    for _, path in orders:
+            jobs.append((chosen, path))
+    for _, path in jobs:
         make_folder_of(path)
-    return orders, left_out
+    return jobs, skipped
 
 
 def main() -> int:
     """Command line."""
     args = parse()
     try:
-        orders, left_out = plan(args)
+        jobs, skipped = plan(args)
     except (ValueError, MissingPolicyError, OSError, ImportError) as error:
         return exit_with_error(2, error)
     path = args.out
     try:
         with RolloutPool(args.workers) as pool:
-            for made_by, path in orders:
-                begun = time.perf_counter()
-                attributes = make(made_by, args.seed, path, pool)
-                print(_line(path, attributes, time.perf_counter() - begun), flush=True)
+            for chosen, path in jobs:
+                started = time.perf_counter()
+                attributes = make(chosen, args.seed, path, pool)
+                print(_summary(path, attributes, time.perf_counter() - started), flush=True)
     except KeyboardInterrupt:
-        return exit_with_error(130, f"{path}: was interrupted, nothing of it is written")
+        return exit_with_error(130, f"{path}: interrupted; the file was not written")
     except BrokenProcessPool:
-        return exit_with_error(1, f"{path}: a process that plays has died, nothing of it is written")
+        return exit_with_error(1, f"{path}: a worker process died; the file was not written")
     except OSError as error:
-        return exit_with_error(1, f"{path}: cannot be written, nothing of it is left: {error}")
+        return exit_with_error(1, f"{path}: cannot write the file: {error}")
     except ValueError as error:
         return exit_with_error(1, error)
-    for sentence in left_out:
-        exit_with_error(1, sentence)
-    return 1 if left_out else 0
+    for message in skipped:
+        exit_with_error(1, message)
+    return 1 if skipped else 0
 
 
-def _line(path: Path, attributes: dict[str, Any], seconds: float) -> str:
+def _summary(path: Path, attributes: dict[str, Any], seconds: float) -> str:
     returns, rows = attributes["returns"], attributes["rows"]
-    found = "no whole episode"
+    episodes = "no complete episode"
     if returns["episodes"]:
-        found = f"{returns['episodes']:,} episodes of {returns['mean']:.1f} +- {returns['std']:.1f}"
+        episodes = f"{returns['episodes']:,} episodes, return {returns['mean']:.1f} +- {returns['std']:.1f}"
     score = "" if returns["score"] is None else f", score {returns['score']:.1f}"
-    return f"{path}: {rows:,} rows, {found}{score}, {seconds:.0f} s, {rows / seconds:,.0f} rows/s"
+    return f"{path}: {rows:,} rows, {episodes}{score}, {seconds:.0f} s, {rows / seconds:,.0f} rows/s"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The offline benchmark: algorithms on real, synthetic and mixed rows of a data set, all seeds in one process.
+"""Offline benchmark: algorithms on real, synthetic and mixed rows of a data set, all seeds in one process.
 
     python benchmarks/offline_d4rl.py --dataset walker2d-medium-replay-regen --algo td3bc iql --data real synther
 
-writes ``results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorithm and data; synthetic rows
-are generated once for all of them, and kept in ``--upsampled`` for other commands. Stopped by ``--time-limit`` or
-otherwise, the same command goes on where it was.
-Official data sets are found where D4RL keeps them, regenerated ones are made by make_datasets.py.
+Writes ``results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorithm and data. Synthetic rows are
+generated once for all of them and kept in ``--upsampled`` for later commands. A run that was stopped, by
+``--time-limit`` or Ctrl-C, resumes with the same command.
+
+Official data sets (``-v2``) are looked up in D4RL's folder or downloaded; regenerated ones (``-regen``) are made by
+make_datasets.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from synther_replay.benchmarks.common.command_line import (
     folder,
     setting,
 )
-from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, resume_hint
+from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.data.download import regenerated_folder
 from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.run import run_to_file
@@ -36,13 +38,13 @@ from synther_replay.benchmarks.offline.settings import ALGORITHMS, DATA, NETWORK
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
-# What one can wait for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and there is one process per core
+# Sizes that finish in reasonable time.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "offline", "seeds": 8, "steps": 1_000_000},
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 20_000, "rows": 100_000, "evaluate_every": 5_000},
 }
-# Options that not all data have a use for. They are no settings of the others, whose results do not depend on them.
+# Options that apply to some kinds of data only. The settings of the other kinds do not contain them.
 _GENERATED = tuple(data for data in DATA if data != "real")
 OPTION_APPLIES_TO = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "real_ratio": ("mixed",)}
 
@@ -50,81 +52,88 @@ OPTION_APPLIES_TO = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "re
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", required=True, help="such as walker2d-medium-replay-v2, or ...-regen")
+    parser.add_argument(
+        "--dataset", required=True, help="for example walker2d-medium-replay-v2 or walker2d-medium-replay-regen"
+    )
     parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument(
         "--data",
         nargs="+",
         default=["real"],
         choices=DATA,
-        help="real rows, synthetic ones, or half of each",
+        help="real rows, synthetic rows (synther), or batches of both (mixed)",
     )
     parser.add_argument(
         "--preset",
         choices=GENERATOR_PRESETS,
-        help="of the generator (offline on a GPU, tiny on a CPU); some sets get more of it",
+        help="generator preset (GPU: offline, CPU: tiny); some data sets get more training steps or a wider network",
     )
     parser.add_argument(
         "--rows",
         type=int,
-        help="synthetic rows (5,000,000 on a GPU, there in a mixture as many as real ones; 100,000 on a CPU)",
+        help="synthetic rows (GPU: 5,000,000, with --data mixed as many as real rows; CPU: 100,000)",
     )
-    parser.add_argument("--real-ratio", type=float, help="share of real rows in a mixture (0.5)")
-    parser.add_argument("--subsample", type=float, help="share of the data set to keep (all)")
-    parser.add_argument("--augment", choices=AUGMENTATIONS, help="change batches as data augmentation does")
-    parser.add_argument("--network", choices=NETWORKS, help="other networks and batches than the algorithm's own")
+    parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch with --data mixed (0.5)")
+    parser.add_argument("--subsample", type=float, help="share of the data set to keep (default: all of it)")
+    parser.add_argument("--augment", choices=AUGMENTATIONS, help="data augmentation of batches of real rows")
+    parser.add_argument("--network", choices=NETWORKS, help="network and batch size other than the algorithm's default")
     parser.add_argument(
         "--precise",
         action="store_true",
         default=None,
-        help="multiply agents' floats in full precision also on a GPU, where products take halves otherwise",
+        help="train agents in fp32 on a GPU (default: matrix products in fp16)",
     )
-    parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
+    parser.add_argument("--seeds", type=int, help="number of agents (GPU: 8, CPU: 1)")
     parser.add_argument(
-        "--steps", type=int, help="updates of each (1,000,000 on a GPU, 20,000 on a CPU); CORL gives EDAC 3,000,000"
+        "--steps", type=int, help="updates per agent (GPU: 1,000,000, CPU: 20,000); CORL trains EDAC for 3,000,000"
     )
     parser.add_argument(
         "--first-seed",
         type=int,
-        help="of networks, batches, subsample and generator (0); agents share one stream of random numbers, so that a "
-        "single one cannot be had again by itself",
+        help="seed of networks, batches, subsample and generator (0); all agents share one random stream, so a single "
+        "seed cannot be reproduced alone",
     )
-    parser.add_argument("--episodes", type=int, help="per evaluation (10, in mazes 100)")
-    parser.add_argument("--evaluate-every", type=int, help="updates between two evaluations (50,000; on a CPU 5,000)")
+    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; maze2d: 100)")
+    parser.add_argument("--evaluate-every", type=int, help="updates between evaluations (GPU: 50,000, CPU: 5,000)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override an option of the generator preset; can be repeated",
     )
-    add_run_options(parser, uninterrupted="the fit of a generator is not interrupted")
-    parser.add_argument("--folder", type=folder, help="where to look for data sets first")
+    add_run_options(parser, time_limit_note="a running fit of the generator is finished first")
+    parser.add_argument("--folder", type=folder, help="folder to search for data sets first")
     parser.add_argument(
         "--upsampled",
         type=Path,
         default=regenerated_folder() / "upsampled",
-        help="where synthetic rows are kept, some 200 bytes each, until you remove them (%(default)s)",
+        help="cache folder for synthetic rows, about 200 bytes each, never cleaned (%(default)s)",
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     args = parser.parse_args()
     try:
         args.device = resolve_device(args.device)
         args.configs = [config_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
         if args.workers is not None:
             whole_number("workers", args.workers)
-        for name, takers in OPTION_APPLIES_TO.items():
-            if getattr(args, name) not in (None, []) and not set(takers) & set(args.data):
-                raise ValueError(f"{name}: {', '.join(takers)} data take it, got {', '.join(args.data)}")
+        for name, kinds in OPTION_APPLIES_TO.items():
+            if getattr(args, name) not in (None, []) and not set(kinds) & set(args.data):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{option}: requires --data {' or '.join(kinds)}, got --data {' '.join(args.data)}")
     except (ValueError, TypeError) as error:
         parser.error(str(error))
     return args
 
 
 def config_of(args: argparse.Namespace, algo: str, data: str) -> OfflineConfig:
-    """The run that the command line asks for; what it leaves out is chosen for the device."""
+    """Settings of one run; defaults depend on the device."""
     kind = args.device.type
     if kind not in _DEFAULTS:
-        raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    of_data = ("preset", "rows", "real_ratio", "subsample", "augment")
-    of_agents = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
-    given = {name: getattr(args, name) for name in of_data + of_agents}
+        raise ValueError(f"--device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
+    data_options = ("preset", "rows", "real_ratio", "subsample", "augment")
+    agent_options = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
+    given = {name: getattr(args, name) for name in data_options + agent_options}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in OPTION_APPLIES_TO.get(name, DATA)}
     if data in OPTION_APPLIES_TO["set"]:
@@ -135,21 +144,21 @@ def config_of(args: argparse.Namespace, algo: str, data: str) -> OfflineConfig:
 def main() -> int:
     """Command line."""
     args = parse()
-    begun = time.monotonic()
+    started = time.monotonic()
     runs = 0
     source = DataSource(args.folder, args.device, args.upsampled)
     if args.device.type == "cpu":
-        warnings.warn("no GPU: this runs on the CPU, which is slow", stacklevel=2)
+        warnings.warn("no GPU in use: running on the CPU, which is slow", stacklevel=2)
     for config in args.configs:
         path = args.out / config.dataset / f"{config.name}.json"
-        left = None if args.time_limit is None else args.time_limit - (time.monotonic() - begun)
+        left = None if args.time_limit is None else args.time_limit - (time.monotonic() - started)
         try:
             if is_done(path, config):
                 source.check_same(path, config)
-                print(f"{path} is there already")
+                print(f"{path}: already exists")
                 continue
-            if runs and left is not None and left <= 0:  # the first comes forward, however little time there is
-                print(f"stopped before {config.name}; the same command goes on")
+            if runs and left is not None and left <= 0:  # the first run always makes progress, however short the limit
+                print(f"time limit reached before {config.name}; run the same command to resume")
                 break
             limits = {"time_limit": left, "checkpoint_every": args.checkpoint_every, "workers": args.workers}
             run = run_to_file(path, config, source, **limits)
@@ -160,16 +169,16 @@ def main() -> int:
             if not is_out_of_memory(error):
                 raise
             return exit_with_error(
-                2, f"no memory for {config.seeds} agents of {config.name}, fewer --seeds need less: {error}"
+                2, f"out of memory with {config.seeds} agents of {config.name}; use fewer --seeds: {error}"
             )
         except KeyboardInterrupt:
-            return exit_with_error(130, f"{path}: was interrupted; {resume_hint(checkpoint_beside(path))}")
+            return exit_with_error(130, f"{path}: interrupted; {resume_hint(checkpoint_path(path))}")
         if not run.finished:
-            print(f"stopped at update {run.updates:,} of {config.steps:,}; the same command goes on")
+            print(f"stopped at update {run.updates:,} of {config.steps:,}; run the same command to resume")
             break
-        print(f"{path}: {run.result()['wall_seconds']['total']:.0f} s")
+        print(f"{path}: finished in {run.result()['wall_seconds']['total']:.0f} s")
         del run
-        gc.collect()  # captured graphs hold their memory
+        gc.collect()  # frees the GPU memory of captured graphs
     return 0
 
 

@@ -1,11 +1,15 @@
-"""Online reinforcement learning with and without synthetic replay: returns of many seeds from one command.
+"""Online benchmark: SAC and REDQ with and without synthetic replay, all seeds in one process.
 
     python benchmarks/online_dmc.py --env cheetah-run --algo synther --preset fast --seeds 8 --steps 100000
 
-writes ``results/online/cheetah-run/synther-fast.json``, from where one stands. Tasks are those of DeepMind Control
-(``domain-task``) and Gymnasium. With ``--time-limit`` a run stops in time and the same command continues it.
-Algorithms: sac (one update per environment step), sac20 (20), redq (20, ten critics), synther (SAC with 20 and batches
-that are half synthetic).
+Writes ``results/online/cheetah-run/synther-fast.json`` in the working directory. Tasks are those of DeepMind Control
+(``domain-task``) and Gymnasium. A run that was stopped, by ``--time-limit`` or Ctrl-C, resumes with the same command.
+
+Algorithms:
+    sac      SAC, 1 update per environment step
+    sac20    SAC, 20 updates per environment step
+    redq     REDQ, 10 critics, 20 updates per environment step
+    synther  sac20 with synthetic replay; half of each batch is synthetic
 """
 
 from __future__ import annotations
@@ -17,17 +21,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.command_line import PRESETS, REFIT, add_run_options, exit_with_error, setting
-from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, resume_hint
+from synther_replay.benchmarks.common.command_line import PRESETS, REFIT_NOTE, add_run_options, exit_with_error, setting
+from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
 from synther_replay.benchmarks.online.run import run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.checks import resolve_device, whole_number
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # products are small, and there is a process for each core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and there is one process per core
 
-RESULTS = Path("results", "online")  # not where the published ones are, which are of other seeds
-# What one can wait for: a GPU runs eight seeds in minutes, a CPU one seed to where something can be seen.
+RESULTS = Path("results", "online")  # not benchmarks/results, which holds the published results
+# Sizes that finish in minutes: eight seeds on a GPU; on a CPU one seed, for as many steps as show a rising return.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {"preset": "fast", "seeds": 8, "steps": 100_000},
     "cpu": {"preset": "tiny", "seeds": 1, "steps": 6_000},
@@ -39,31 +43,40 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True, help="task, such as cheetah-run or HalfCheetah-v5")
     parser.add_argument("--algo", required=True, choices=ALGORITHMS)
-    parser.add_argument("--preset", choices=PRESETS, help="of the generator (fast on a GPU, tiny on a CPU)")
-    parser.add_argument("--seeds", type=int, help="number of agents (8 on a GPU, 1 on a CPU)")
-    parser.add_argument("--steps", type=int, help="environment steps of each (100,000 on a GPU, 6,000 on a CPU)")
-    parser.add_argument("--utd", type=int, help="critic updates per environment step (as the algorithm says)")
-    parser.add_argument("--first-seed", type=int, default=0, help="agents have this seed and the following ones")
-    parser.add_argument("--random-steps", type=int, default=5_000, help="environment steps before anything is learnt")
-    parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
+    parser.add_argument("--preset", choices=PRESETS, help="generator and refit preset (GPU: fast, CPU: tiny)")
+    parser.add_argument("--seeds", type=int, help="number of agents (GPU: 8, CPU: 1)")
+    parser.add_argument("--steps", type=int, help="environment steps per agent (GPU: 100,000, CPU: 6,000)")
+    parser.add_argument("--utd", type=int, help="critic updates per environment step (default: set by --algo)")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first agent; the others count up (0)")
+    parser.add_argument(
+        "--random-steps", type=int, default=5_000, help="environment steps with random actions before training (5,000)"
+    )
+    parser.add_argument("--episodes", type=int, default=10, help="episodes per evaluation (10)")
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch (0.5)")
     parser.add_argument(
-        "--refit-every", "--refresh-every", type=int, help="environment steps between refits (as the preset says)"
+        "--refit-every",
+        "--refresh-every",
+        type=int,
+        help="environment steps between refits of the generator (default: set by --preset)",
     )
-    parser.add_argument("--rows", type=int, help="synthetic rows per refit (as the preset says)")
+    parser.add_argument("--rows", type=int, help="synthetic rows per refit (default: set by --preset)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the generator, any number of"
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override an option of the generator preset; can be repeated",
     )
-    parser.add_argument("--tag", help="goes into the file name, for runs that differ from the preset")
-    add_run_options(parser, uninterrupted=REFIT)
-    parser.add_argument("--keep-policies", type=Path, help="folder for the policies of each evaluation (none are kept)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--tag", help="suffix of the file name, for runs that differ from the preset")
+    add_run_options(parser, time_limit_note=REFIT_NOTE)
+    parser.add_argument("--keep-policies", type=Path, help="folder to save the policies of each evaluation in")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     args = parser.parse_args()
     try:
         args.device = resolve_device(args.device)
         args.settings = settings_of(args)
         if args.tag and Path(args.tag).name != args.tag:
-            raise ValueError(f"tag: expected a part of a file's name, got {args.tag!r}")
+            raise ValueError(f"--tag: expected part of a file name, got {args.tag!r}")
         if args.workers is not None:
             whole_number("workers", args.workers)
     except (ValueError, TypeError) as error:
@@ -72,12 +85,12 @@ def parse() -> argparse.Namespace:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """The run that the command line asks for; what it leaves out is chosen for the device and the algorithm."""
+    """Settings of the run; defaults depend on the device and the algorithm."""
     algorithm, kind = ALGORITHMS[args.algo], args.device.type
     if kind not in _DEFAULTS:
-        raise ValueError(f"device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
+        raise ValueError(f"--device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
     if args.real_ratio is not None and not algorithm.synthetic:
-        raise ValueError(f"real_ratio: {args.algo} has real rows only, got {args.real_ratio}")
+        raise ValueError(f"--real-ratio: --algo {args.algo} uses real rows only, got {args.real_ratio}")
     defaults = {**_DEFAULTS[kind], "utd": algorithm.utd}
     if not algorithm.synthetic:
         defaults["preset"] = None
@@ -98,7 +111,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def result_path(args: argparse.Namespace) -> Path:
-    """Where the result goes."""
+    """Path of the result file."""
     name = "-".join(part for part in (args.settings.name, args.tag) if part)
     return Path(args.out) / args.settings.env / f"{name}.json"
 
@@ -112,24 +125,24 @@ def main() -> int:
         limits["keep_policies"] = args.keep_policies / settings.env / path.stem
     try:
         if is_done(path, settings):
-            print(f"{path} is there already")
+            print(f"{path}: already exists")
             return 0
         if args.device.type == "cpu":
-            size = f"{settings.seeds} seed(s) to {settings.steps:,} steps"
-            warnings.warn(f"no GPU: {size} on the CPU, which is slow", stacklevel=2)
+            size = f"{settings.seeds} seed(s) for {settings.steps:,} steps"
+            warnings.warn(f"no GPU in use: running {size} on the CPU, which is slow", stacklevel=2)
         run = run_to_file(path, settings, args.device, **limits)
     except (ValueError, OSError) as error:
         return exit_with_error(2, error)
     except WorkerDiedError as error:
-        return exit_with_error(1, f"{path}: {error}; {resume_hint(checkpoint_beside(path))}")
+        return exit_with_error(1, f"{path}: {error}; {resume_hint(checkpoint_path(path))}")
     except KeyboardInterrupt:
-        return exit_with_error(130, f"{path}: was interrupted; {resume_hint(checkpoint_beside(path))}")
+        return exit_with_error(130, f"{path}: interrupted; {resume_hint(checkpoint_path(path))}")
     if not run.finished:
-        print(f"stopped at step {run.progress.step:,} of {settings.steps:,}; the same command goes on")
+        print(f"stopped at step {run.progress.step:,} of {settings.steps:,}; run the same command to resume")
         return 0
     wall = run.progress.wall_seconds()
     share = (wall["fit"] + wall["generate"]) / wall["total"]
-    print(f"{path}: {wall['total']:.0f} s, {share:.0%} of them for fitting and generating")
+    print(f"{path}: finished in {wall['total']:.0f} s, {share:.0%} of it fitting and sampling the generator")
     return 0
 
 

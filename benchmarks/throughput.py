@@ -1,10 +1,10 @@
-"""How fast the core is: training step, generation, buffer, refit, metrics, adapters; beside the peers at hand.
+"""Speed of the library: training step, sampling, replay buffer, refit, metrics and adapters, next to other code.
 
-    python benchmarks/throughput.py --corl path/to/CORL --out benchmarks/results/throughput.json
-    python benchmarks/throughput.py --reference path/to/SynthER --out benchmarks/results/throughput-h200.json
+    python benchmarks/throughput.py --corl path/to/CORL --out throughput.json
+    python benchmarks/throughput.py --reference path/to/SynthER --out throughput-h200.json
 
-All times exclude warm-up (first calls compile and capture; that is reported on its own). On a CPU the sizes are
-small and the `tiny` preset stands for the others.
+Times exclude warm-up. The first call, which compiles kernels and captures graphs, is reported separately. On a CPU the
+sizes are smaller and the `tiny` preset replaces the others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from synther_replay.common.checks import resolve_device
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--reference", type=Path, help="checkout of the published SynthER code, timed in the same run")
-    parser.add_argument("--corl", type=Path, help="checkout of CORL, whose buffer is then compared with ours")
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--reference", type=Path, help="checkout of the published SynthER code, to time it as well")
+    parser.add_argument("--corl", type=Path, help="checkout of CORL, to compare its replay buffer with ours")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     try:
         device = resolve_device(args.device)

@@ -1,1 +1,1 @@
-"""Seed-parallel agents: SAC and REDQ online, TD3+BC, IQL, EDAC and CQL offline."""
+"""Seed-parallel agents: SAC and REDQ online; TD3+BC, IQL, EDAC and CQL offline."""

@@ -1,4 +1,4 @@
-"""What learners of many seeds have in common: a stream of random numbers, a state, and graphs captured on a GPU."""
+"""Base class of seed-parallel learners: random stream, state, and CUDA graph capture."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from synther_replay.common.seeding import derive_seed
 
 
 class CapturedLearner:
-    """Base of learners whose updates are recorded once and replayed.
+    """Base of learners whose updates are captured once as a CUDA graph and replayed.
 
     Args:
-        device: Where to learn.
-        seed: The same seed and the same calls give the same networks on the same device.
+        device: Device of the learner.
+        seed: Random seed; equal seeds and calls give equal networks on the same device.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
-        """Begin the first stream of random numbers."""
+        """Start random stream 0."""
         self.device, self.seed = device, seed
         self.rng = torch.Generator(device)
         self.reseed(0)
 
     def reseed(self, number: int) -> None:
-        """Begin the stream of random numbers with this number: a run can be continued wherever one begins."""
+        """Start the random stream with this number; a run can be resumed at the start of a stream."""
         self.rng.manual_seed(derive_seed(self.seed, 1, number))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning goes on from, the transitions aside."""
+        """State to resume from, without the transitions."""
         return {name: tensor.clone() for name, tensor in self._tensors().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue, in place: captured graphs stay valid."""
+        """Restore `state_dict` in place, so that captured graphs stay valid."""
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
-        self._follow_load()
+        self._after_load()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """What makes up the state, by name."""
+        """Tensors of the state, by name."""
         raise NotImplementedError
 
-    def _follow_load(self) -> None:
-        """Bring up to date what is derived from the state."""
+    def _after_load(self) -> None:
+        """Update everything that is derived from the state."""
 
     def _normal(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self.rng, device=self.device)
 
     def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
-        """The same as one replay of all its kernels; on the CPU the function itself."""
+        """Capture a function as a CUDA graph and return its replay; on the CPU, return the function itself."""
         if self.device.type != "cuda":
             return function
         before = self.state_dict()

@@ -1,4 +1,4 @@
-"""Deterministic policies judged in processes of their own, so that the learner does not wait."""
+"""Evaluation of deterministic policies in a process pool, while the learner continues."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.environments.tasks import Environment, make_environment
 from synther_replay.common.seeding import derive_seed
 
-# Evaluation episodes have a range of seeds that no stream reaches: one more key, and the same for each policy.
+# Seeds of evaluation episodes have one more key than those of training, so the two never coincide.
 _STREAM = 77
 
-_MOST_LOSSES = 3  # of pools of processes in a run
+_MAX_POOL_FAILURES = 3  # per run
 
-_environments: dict[str, Environment] = {}  # of a worker process, built once
+_environments: dict[str, Environment] = {}  # cache of a worker process
 
 
 def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:
@@ -41,72 +41,72 @@ def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:
 
 
 class Evaluator:
-    """Evaluates snapshots of policies on the side.
+    """Evaluates snapshots of policies in a process pool.
 
     Args:
         task: Name of the task.
         seeds: One per agent.
-        episodes: Per agent and snapshot.
-        workers: Processes.
+        episodes: Episodes per agent and snapshot.
+        workers: Number of processes.
     """
 
     def __init__(self, task: str, seeds: list[int], *, episodes: int, workers: int) -> None:
-        """Start no process yet."""
+        """Worker processes start with the first evaluation."""
         self.task, self.seeds, self.episodes = task, seeds, episodes
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
-        self._workers, self._losses = workers, 0
-        self._policies: dict[int, list[Policy]] = {}  # that are not judged yet
+        self._workers, self._failures = workers, 0
+        self._policies: dict[int, list[Policy]] = {}  # not evaluated yet
         self._pending: dict[int, list[Future[float]]] = {}
         self._pool = WorkerPool(self._workers)
 
     def submit(self, step: int, weights: Layers) -> None:
-        """Evaluate these policies when there is time."""
+        """Queue the evaluation of these policies."""
         self._policies[step] = list(policies_of(weights))
         try:
-            self._begin(step)
+            self._enqueue(step)
         except BrokenProcessPool as error:
-            self._begin_again(error)
+            self._restart_pool(error)
 
     def collect(self, *, wait: bool = False) -> list[int]:
-        """Move what is ready (or, waiting, everything) to `results`; returns the steps that came in.
+        """Move finished evaluations to `results`; with `wait`, wait for all. Returns their steps.
 
         Raises:
-            OSError: Processes are ended from outside again and again.
+            OSError: Worker processes were killed too often.
         """
         collected = []
         while ready := [step for step, futures in self._pending.items() if wait or all(f.done() for f in futures)]:
             try:
                 self.results[ready[0]] = [future.result() for future in self._pending[ready[0]]]
             except BrokenProcessPool as error:
-                self._begin_again(error)
+                self._restart_pool(error)
                 continue
             del self._pending[ready[0]], self._policies[ready[0]]
             collected.append(ready[0])
         return collected
 
-    def _begin(self, step: int) -> None:
+    def _enqueue(self, step: int) -> None:
         self._pending[step] = [
             self._pool.submit(mean_return, self.task, policy, seed, self.episodes)
             for policy, seed in zip(self._policies[step], self.seeds, strict=True)
         ]
 
-    def _begin_again(self, error: BrokenProcessPool) -> None:
-        """A process was killed, and with it the pool: what is not judged yet goes to a new one."""
-        self._losses += 1
-        if self._losses > _MOST_LOSSES:
+    def _restart_pool(self, error: BrokenProcessPool) -> None:
+        """Replace a pool whose process was killed, and queue all unfinished evaluations again."""
+        self._failures += 1
+        if self._failures > _MAX_POOL_FAILURES:
             raise OSError(
-                f"processes that evaluate were ended from outside {self._losses} times; is there memory for them? "
-                "Fewer --workers need less"
+                f"evaluation processes were killed {self._failures} times, possibly because the machine ran out of "
+                "memory; use fewer --workers"
             ) from error
-        self._pool.end()
+        self._pool.kill()
         self._pool = WorkerPool(self._workers)
         for step in self._policies:
-            self._begin(step)
+            self._enqueue(step)
 
     def __enter__(self) -> Evaluator:
-        """Usable as a context."""
+        """Return itself."""
         return self
 
-    def __exit__(self, *fault: Any) -> None:
-        """Begin no more of them."""
-        self._pool.__exit__(*fault)
+    def __exit__(self, *error: Any) -> None:
+        """Stop the worker processes."""
+        self._pool.__exit__(*error)

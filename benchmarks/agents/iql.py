@@ -1,8 +1,8 @@
 """Implicit Q-learning (Kostrikov et al., 2021) for many seeds at once.
 
-Values of states are learnt as an upper expectile of what the target critics say of the actions in the data, critics
-from these values, and the policy by imitating actions in proportion to their advantage: nothing is asked about actions
-that are not in the data. All three learn at every step from what was known before it.
+State values are trained as an upper expectile of the target critics' values of the actions in the data, critics are
+trained on these state values, and the policy by advantage-weighted imitation. No actions outside the data are
+evaluated. All three are updated at every step, with the parameters before the step.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD
 from synther_replay.common.acceleration import fused
 
-_LARGEST_WEIGHT = 100.0
+_MAX_WEIGHT = 100.0
 
 
 @dataclass(frozen=True)
 class IQLSettings(OfflineSettings):
-    """Of CORL for locomotion and mazes."""
+    """Hyper-parameters of CORL for locomotion and mazes."""
 
     expectile: float = 0.7
-    beta: float = 3.0  # how much more an action counts for its advantage
-    deterministic: bool = False  # a policy without spread, imitating by squared distance
-    steps: int = 1_000_000  # over which the policy's learning rate falls to zero by a cosine
+    beta: float = 3.0  # inverse temperature of the advantage weights
+    deterministic: bool = False  # deterministic policy with squared error instead of log-likelihood
+    steps: int = 1_000_000  # length of the policy's cosine learning-rate schedule
 
 
 @fused
-def _of_both(observations: Tensor, following: Tensor, columns: int) -> Tensor:
-    """Inputs of the values, states and then next states, ``(K, M, 2B, columns)``; the first half are the policy's."""
-    return padded(torch.cat((observations, following), -2), columns=columns)
+def _value_inputs(observations: Tensor, next_observations: Tensor, columns: int) -> Tensor:
+    """Inputs of the value network: states, then next states, ``(K, M, 2B, columns)``; the policy uses the states."""
+    return padded(torch.cat((observations, next_observations), -2), columns=columns)
 
 
 @fused
-def _asked_twice(observations: Tensor, actions: Tensor, columns: int) -> Tensor:
-    """Inputs of the critics and the same of their targets, ``(K, 2, M, B, columns)``."""
+def _critic_inputs(observations: Tensor, actions: Tensor, columns: int) -> Tensor:
+    """Inputs of the critics, and the same for their targets, ``(K, 2, M, B, columns)``."""
     inputs = padded(observations, actions, columns=columns)
     return torch.stack((inputs, inputs), 1)
 
 
 @fused
 def _annealed(rates: Tensor, done: Tensor, steps: int) -> Tensor:
-    """Adam's rates ``(K, 2)``, the first falling by a cosine that ends after `steps`, of which some are done."""
+    """Adam's rates ``(K, 2)`` with the first annealed by a cosine over `steps` updates, of which `done` are made."""
     progress = (done + torch.arange(len(rates), device=rates.device)) / steps
-    fall = 0.5 * (1 + torch.cos(math.pi * progress))
-    return torch.stack((rates[:, 0] * fall.to(rates.dtype), rates[:, 1]), 1)
+    factor = 0.5 * (1 + torch.cos(math.pi * progress))
+    return torch.stack((rates[:, 0] * factor.to(rates.dtype), rates[:, 1]), 1)
 
 
 @fused
 def _targets(rewards: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
-    """What critics learn, as ``(2, M, B)``: nothing of the targets' own values, and the sum."""
+    """Factor and offset of the TD target, ``(2, M, B)``: zero times the target critics, plus reward and next value."""
     return torch.stack((torch.zeros_like(rewards), rewards + gamma * (1 - terminated) * next_value))
 
 
@@ -73,8 +73,8 @@ def _advantage(target_q: Tensor, value: Tensor, expectile: float) -> tuple[Tenso
 def _policy_gradient(
     out: Tensor, actions: Tensor, advantage: Tensor, log_std: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of what the policy puts out ``(M, B, A)`` and of the logarithm of its spread ``(M, A)``."""
-    weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
+    """Gradients of the imitation loss by the policy's outputs ``(M, B, A)`` and by its log-std ``(M, A)``."""
+    weight = (beta * advantage).exp().clamp(max=_MAX_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
     inside = (log_std >= LOG_STD[0]) & (log_std <= LOG_STD[1])
     distance = (actions - mean) / log_std.clamp(*LOG_STD).exp().unsqueeze(1)
@@ -85,7 +85,7 @@ def _policy_gradient(
 
 @fused
 def _deterministic_policy_gradient(out: Tensor, actions: Tensor, advantage: Tensor, beta: float) -> Tensor:
-    weight = (beta * advantage).exp().clamp(max=_LARGEST_WEIGHT).unsqueeze(-1) / advantage.shape[1]
+    weight = (beta * advantage).exp().clamp(max=_MAX_WEIGHT).unsqueeze(-1) / advantage.shape[1]
     mean = out.tanh()
     return 2 * weight * (mean - actions) * (1 - mean.square())
 
@@ -108,27 +108,27 @@ class StackedIQL(OfflineLearner):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """K updates of critics, values and policy; what does not depend on the networks is made for all at once.
+        """K updates of critics, values and policy; all that does not depend on the networks is computed at once.
 
         Args:
             rows: Transitions, ``(K, M, B, dim)``.
         """
         spec = self.rows.spec
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        states = _of_both(observations, rows[..., spec.next_observations], self.value_shape.padded_inputs)
-        asked = _asked_twice(observations, actions, self.critic_shape.padded_inputs)
+        states = _value_inputs(observations, rows[..., spec.next_observations], self.value_shape.padded_inputs)
+        inputs = _critic_inputs(observations, actions, self.critic_shape.padded_inputs)
         rates = self.critic.rates(self.updates, len(rows))
         policy_rates = _annealed(rates, self.updates, self.settings.steps)
         for k, batch in enumerate(rows):
-            self._update(batch, states[k], asked[k], rates[k], policy_rates[k])
+            self._update(batch, states[k], inputs[k], rates[k], policy_rates[k])
         self.updates += len(rows)
 
-    def _update(self, rows: Tensor, states: Tensor, asked: Tensor, rates: Tensor, policy_rates: Tensor) -> None:
+    def _update(self, rows: Tensor, states: Tensor, inputs: Tensor, rates: Tensor, policy_rates: Tensor) -> None:
         spec, settings, batch = self.rows.spec, self.settings, rows.shape[1]
         now, then = self.state_values.forward(states).squeeze(-1).split(batch, 1)
         bellman = _targets(rows[..., spec.rewards.start], rows[..., spec.terminated.start], then, settings.gamma)
-        # CORL halves the sum of both losses, of which Adam notices nothing but its epsilon.
-        target_q = self.critics.update(asked, bellman, self.all_asked, rates)
+        # CORL halves the loss; Adam is invariant to that, except for its epsilon.
+        target_q = self.critics.update(inputs, bellman, self.none_excluded, rates)
         advantage, d_value = _advantage(target_q, now, settings.expectile)
         self.state_values.learn(d_value.unsqueeze(-1), rates)
         self._imitate(states[:, :batch], rows[..., spec.actions], advantage, policy_rates)
@@ -144,8 +144,8 @@ class StackedIQL(OfflineLearner):
             self.log_std.step(rates)
         self.policies.learn(d_out, rates)
 
-    def _follow_load(self) -> None:
-        super()._follow_load()
+    def _after_load(self) -> None:
+        super()._after_load()
         self.state_values.refresh()
 
     def _draw_and_update(self) -> None:

@@ -1,4 +1,4 @@
-"""What the offline algorithms share: critics with targets, a policy bounded by tanh, and the way in and out."""
+"""Base class of the offline algorithms: critics with targets, a tanh policy, state, and graph capture."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.base import CapturedLearner
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import make_network, outputs_for
-from synther_replay.benchmarks.agents.networks.critics import inputs_of_each, make_critics
+from synther_replay.benchmarks.agents.networks.critics import make_critics, repeated_inputs
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
     backward_to_inputs,
     forward,
     fused_padded,
-    initialise_as_torch,
+    initialise_like_torch,
     operands,
 )
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
@@ -29,7 +29,7 @@ from synther_replay.common.seeding import generator_for
 
 @dataclass(frozen=True)
 class OfflineSettings:
-    """What all have; values of CORL."""
+    """Hyper-parameters that all offline algorithms have, with CORL's values."""
 
     batch_size: int = 256
     hidden: int = 256
@@ -37,34 +37,34 @@ class OfflineSettings:
     learning_rate: float = 3e-4
     gamma: float = 0.99
     target_speed: float = 0.005
-    updates_per_call: int = 100  # that one call of `learn` makes
+    updates_per_call: int = 100  # updates per call of `learn`
 
 
 @fused
 def smallest(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest value of critics ``(M, N, B)``, and the gradient of minus its mean over the batch by each."""
+    """Minimum over the critics' values ``(M, N, B)``, and the gradient of minus its batch mean by each value."""
     value, which = q.min(1)
-    place = torch.arange(q.shape[1], device=q.device)[None, :, None]
-    return value, torch.where(which.unsqueeze(1) == place, -1.0 / q.shape[2], 0.0).to(q.dtype)
+    critic = torch.arange(q.shape[1], device=q.device)[None, :, None]
+    return value, torch.where(which.unsqueeze(1) == critic, -1.0 / q.shape[2], 0.0).to(q.dtype)
 
 
 class OfflineLearner(CapturedLearner):
-    """M independent agents that learn from the same rows.
+    """M independent agents that train on the same rows.
 
     Args:
-        rows: What to learn from.
-        agents: M.
+        rows: Rows to train on.
+        agents: M, the number of agents.
         settings: Hyper-parameters.
-        seed: The same seed and the same calls give the same agents on a CPU; on a GPU long runs may drift apart.
-        critics: N, per agent.
-        has_spread: Whether the policy puts out a standard deviation beside each mean.
-        has_target_policy: Whether there is a policy that follows the policy.
+        seed: Random seed; equal seeds and calls give equal agents on a CPU, and nearly so on a GPU.
+        critics: N, the number of critics per agent.
+        is_stochastic: Whether the policy outputs a log-std for each mean.
+        has_target_policy: Whether there is a target policy.
 
     Attributes:
-        updates: Critic updates so far, a number on the device.
-        parts: What Adam changes, by name.
+        updates: Critic updates so far, a tensor on the device.
+        parts: Optimisers, by name.
         values: Parameters of all critics, then of their targets.
-        target_policy: Parameters of the policies that follow; without them, none.
+        target_policy: Parameters of the target policies; empty if there are none.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class OfflineLearner(CapturedLearner):
         *,
         seed: int,
         critics: int = 2,
-        has_spread: bool = False,
+        is_stochastic: bool = False,
         has_target_policy: bool = False,
     ) -> None:
         """Draw the initial critics and policies."""
         super().__init__(rows.device, seed)
-        self.rows, self.agents, self.hyper, self.has_spread = rows, agents, settings, has_spread
+        self.rows, self.agents, self.hyper, self.is_stochastic = rows, agents, settings, is_stochastic
         self._draws = generator_for("cpu", seed, 0)
         spec = rows.spec
         inner = settings.hidden, settings.hidden_layers
         self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, *inner)
-        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim * (1 + has_spread), *inner)
+        self.policy_shape = MlpShape(spec.observation_dim, spec.action_dim * (1 + is_stochastic), *inner)
         values = self._drawn(self.critic_shape, agents * critics)
         self.values = torch.cat((values, values))
         self.critic = Adam(self.values[: len(values)], settings.learning_rate)
@@ -108,55 +108,55 @@ class OfflineLearner(CapturedLearner):
         )
         self.parts = {"critic": self.critic, "policy": self.policy}
         self.updates = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.all_asked = torch.zeros(agents, critics, device=self.device)  # no target is left out
+        self.none_excluded = torch.zeros(agents, critics, device=self.device)  # all target critics are used
         self._learn: Callable[[], None] | None = None
 
     def prepare(self) -> None:
-        """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
+        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards."""
         if self._learn is None:
             self._learn = self._captured(self._draw_and_update)
 
     def learn(self) -> None:
-        """Make `updates_per_call` updates; on a GPU they are under way when this returns."""
+        """Make `updates_per_call` updates; asynchronous on a GPU."""
         self.prepare()
         assert self._learn is not None
         self._learn()
 
     @torch.no_grad()
     def value_estimates(self) -> dict[str, Tensor]:
-        """What the agents think of a batch that is spread evenly over the rows, on average; each ``(M,)``.
+        """Mean value estimates on a batch spread evenly over the rows, each ``(M,)``.
 
-        The smallest value of the critics for actions of the rows, and that for the policies' own ones in the same
-        states. Without them an agent that is led astray looks like one that is slow: values far above what rewards can
-        add up to are imagined ones. In a mixture the batch has each kind by its number of rows.
+        `value` is the minimum over the critics for the actions of the rows, `value_of_own` that for the policy's
+        actions in the same states. They tell overestimation (values far above any sum of rewards) from slow learning.
+        With mixed rows, the batch has real and synthetic ones in proportion to their numbers.
         """
         spec, batch = self.rows.spec, self.hyper.batch_size
-        places = torch.linspace(0, len(self.rows) - 1, batch, dtype=torch.float64).round().long()
-        rows = self.rows.rows[places.to(self.device)].expand(self.agents, -1, -1).contiguous()
+        indices = torch.linspace(0, len(self.rows) - 1, batch, dtype=torch.float64).round().long()
+        rows = self.rows.rows[indices.to(self.device)].expand(self.agents, -1, -1).contiguous()
         out = outputs_for(self.policy.parameters, self.policy_shape, rows, spec.observations)
         own = out[..., : spec.action_dim].tanh()
         critics = operands(self.critic.parameters, self.critic_shape)
 
         def value(actions: Tensor) -> Tensor:
             of_each = len(self.critic.parameters) // self.agents, self.critic_shape.padded_inputs
-            q, _ = forward(critics, inputs_of_each(rows[..., spec.observations], actions, *of_each))
+            q, _ = forward(critics, repeated_inputs(rows[..., spec.observations], actions, *of_each))
             return q.view(self.agents, -1, batch).amin(1).mean(1)
 
         return {"value": value(rows[..., spec.actions]), "value_of_own": value(own)}
 
     def policy_weights(self) -> Layers:
-        """The policies as they are, for raw observations, on the CPU; see `policies_of` in `policies`."""
+        """A copy of the policies on the CPU, for raw observations; see `policy.policies_of`."""
         weights = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
-        if not self.has_spread:  # with a second half of outputs, as those have that do
+        if not self.is_stochastic:  # add outputs for the log-std, which `Policy` expects
             for name in (f"w{weights.last}", f"b{weights.last}"):
                 weights[name] = torch.cat((weights[name], torch.zeros_like(weights[name])), -1)
         return self.rows.for_raw_observations(weights)
 
     def _drawn(self, shape: MlpShape, count: int) -> Tensor:
-        return initialise_as_torch(shape, count, self._draws).to(self.device)
+        return initialise_like_torch(shape, count, self._draws).to(self.device)
 
     def _policy_outputs(self, observations: Tensor) -> Tensor:
-        """What the policies put out before tanh; they can then learn by its gradient."""
+        """Outputs of the policies before tanh; `policies.learn` can be called with their gradient."""
         return self.policies.forward(fused_padded(observations, columns=self.policy_shape.padded_inputs))
 
     def _update_policy(
@@ -169,11 +169,11 @@ class OfflineLearner(CapturedLearner):
         rates: Tensor,
         bounds: Bounds,
     ) -> None:
-        """One step of policies with a spread towards ``min E[alpha log pi - smallest Q]`` by the critics `values`."""
+        """One step of stochastic policies on ``min E[alpha log pi - min Q]`` with the critics `values`."""
         batch = observations.shape[1]
         critics = len(self.critic.parameters) // self.agents
         actions, _ = squash(out, noise, bounds)
-        inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
+        inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
         q, kept_values = forward(values, inputs)
         _, d_q = smallest(q.view(self.agents, critics, batch))
         d_inputs = backward_to_inputs(values, kept_values, d_q.view(-1, batch, 1))
@@ -186,7 +186,7 @@ class OfflineLearner(CapturedLearner):
         targets = {"target": self.values[len(self.values) // 2 :], "target_policy": self.target_policy}
         return {**moments, **{name: t for name, t in targets.items() if len(t)}, "updates": self.updates}
 
-    def _follow_load(self) -> None:
+    def _after_load(self) -> None:
         self.critics.refresh()
         self.policies.refresh()
 

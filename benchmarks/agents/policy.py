@@ -1,4 +1,4 @@
-"""Policies apart from the learner that made them: in NumPy, for processes without a GPU, and in files."""
+"""Trained policies: in NumPy, for worker processes without a GPU, and in files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Policy:
     """One agent's policy network in NumPy.
 
     Args:
-        layers: Named as those of `MlpShape`; the bias of the first is the row of `w1` after the inputs.
+        layers: Arrays with the names of `MlpShape.sizes`; the first bias is the row of `w1` after the inputs.
     """
 
     def __init__(self, **layers: np.ndarray) -> None:
@@ -32,14 +32,14 @@ class Policy:
         return action
 
     def sampled_action(self, observation: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """The action of training, ``(A,)``, drawn by standard normal `noise` of as many numbers."""
+        """A sampled action, ``(A,)``, with standard normal `noise` ``(A,)``."""
         out = self._outputs(observation)
         actions = len(noise)
         action: np.ndarray = np.tanh(out[:actions] + np.exp(out[actions:].clip(*LOG_STD)) * noise)
         return action
 
     def _outputs(self, observation: np.ndarray) -> np.ndarray:
-        """Means and logarithms of deviations, ``(2A,)``."""
+        """Means and log-stds, ``(2A,)``."""
         layers, inputs, last = self.layers, len(observation), (len(self.layers) + 1) // 2
         hidden = np.maximum(observation @ layers["w1"][:inputs] + layers["w1"][inputs], 0)
         for k in range(2, last):
@@ -55,13 +55,13 @@ def policies_of(weights: Layers) -> list[Policy]:
 
 
 def save_policies(path: Path, weights: Layers) -> None:
-    """Write the policies of all agents to one file, in half precision."""
+    """Write the policies of all agents to one file, in fp16."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(path, KIND, {name: part.half() for name, part in weights.items()})
 
 
 def load_policies(path: Path) -> list[Policy]:
-    """The policies of a file, one per agent.
+    """Read the policies of a file, one per agent.
 
     Raises:
         CheckpointError: The file is damaged or holds something else.

@@ -1,4 +1,4 @@
-"""The transitions of many agents, real and synthetic, where a captured graph reads them."""
+"""Replay of many agents: real and synthetic transitions at fixed addresses, for captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from synther_replay.common.acceleration import fused
 from synther_replay.replay.mixing import split_batch
 
 
-def mixed_places(chance: Tensor, from_real: int, real: Tensor | int, begin: int, synthetic: int) -> Tensor:
-    """Where the rows of batches lie: the first ones of each among the real rows, the others among the synthetic.
+def mixed_indices(uniform: Tensor, from_real: int, real: Tensor | int, begin: int, synthetic: int) -> Tensor:
+    """Indices of the rows of batches: first the real rows of each batch, then the synthetic ones.
 
     Args:
-        chance: A number from 0 to 1 for each row, ``(..., B)``; float64, as float32 has too few values to reach all of
+        uniform: Uniform random numbers in [0, 1), one per row, ``(..., B)``; float64, because float32 cannot address
             millions of rows evenly.
-        from_real: Real rows of a batch.
-        real: Number of real rows, which come first.
-        begin: Where the synthetic rows begin.
-        synthetic: Their number.
+        from_real: Real rows per batch.
+        real: Number of real rows, which start at index 0.
+        begin: Index of the first synthetic row.
+        synthetic: Number of synthetic rows.
     """
-    column = torch.arange(chance.shape[-1], device=chance.device)
-    return torch.where(column < from_real, (chance * real).long(), begin + (chance * synthetic).long())
+    column = torch.arange(uniform.shape[-1], device=uniform.device)
+    return torch.where(column < from_real, (uniform * real).long(), begin + (uniform * synthetic).long())
 
 
 @fused
-def _places(chance: Tensor, count: Tensor, from_real: int, capacity: int, synthetic: int) -> Tensor:
-    """Those of batches ``(M, K, B)``, where the rows of one agent follow those of another."""
-    agent = torch.arange(chance.shape[0], device=chance.device)[:, None, None]
-    return mixed_places(chance, from_real, count, capacity, synthetic) + agent * (capacity + synthetic)
+def _indices(uniform: Tensor, count: Tensor, from_real: int, capacity: int, synthetic: int) -> Tensor:
+    """Indices of batches ``(M, K, B)`` into the rows of all agents, concatenated."""
+    agent = torch.arange(uniform.shape[0], device=uniform.device)[:, None, None]
+    return mixed_indices(uniform, from_real, count, capacity, synthetic) + agent * (capacity + synthetic)
 
 
 class StackedReplay:
-    """Real and synthetic rows of M agents in memory that keeps its place.
+    """Real and synthetic rows of M agents in preallocated memory.
 
-    The library's own store is replaced as a whole; a captured graph needs addresses that stay, so here the new rows
-    are copied over the old ones instead.
+    A captured CUDA graph needs fixed addresses. So new synthetic rows are copied over the old ones, unlike in the
+    library's store, which is replaced as a whole.
 
     Args:
         spec: Layout of a row.
-        agents: M.
-        capacity: Most real rows per agent.
+        agents: M, the number of agents.
+        capacity: Largest number of real rows per agent.
         synthetic: Synthetic rows per agent.
         real_ratio: Share of real rows in a batch once there are synthetic ones.
-        device: Where the rows live.
+        device: Device of the rows.
     """
 
     def __init__(
@@ -61,36 +61,36 @@ class StackedReplay:
     ) -> None:
         """Allocate all memory now."""
         self.spec, self.agents, self.real_ratio, self.device = spec, agents, real_ratio, device
-        # Side by side, so that a mixed batch is one gather.
+        # Real and synthetic rows in one tensor, so that a mixed batch is one index_select.
         self._rows = torch.zeros(agents, capacity + synthetic, spec.dim, device=device)
         self.real, self.synthetic = self._rows.split((capacity, synthetic), 1)
         self.has_synthetic = False
         self.count = 0
-        self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same for a captured graph
+        self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same on the device, for graphs
 
     def add(self, rows: Tensor) -> None:
-        """Append one row per agent, ``(M, dim)``; on a GPU from pinned memory this waits for nothing."""
+        """Append one row per agent, ``(M, dim)``; asynchronous from pinned memory to a GPU."""
         self.real[:, self.count].copy_(rows, non_blocking=True)
         self.count += 1
         self._count += 1
 
     def transitions(self) -> Transitions:
-        """All real transitions, ``(M, count)``; one agent alone has no axis of its own, as a stack of one has none."""
+        """All real transitions, ``(M, count)``; for one agent ``(count,)``, as a generator without stack expects."""
         rows = self.real[:, : self.count]
         return Transitions(self.spec, rows[0] if self.agents == 1 else rows)
 
     def replace_synthetic(self, transitions: Transitions) -> None:
-        """Take over new synthetic transitions for all agents."""
+        """Replace the synthetic transitions of all agents."""
         self.synthetic.copy_(transitions.rows.view(self.synthetic.shape))
         self.has_synthetic = True
 
     def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
-        """Batches for each agent, the real rows first, ``(M, batches, batch_size, dim)``."""
+        """Draw batches for each agent, ``(M, batches, batch_size, dim)``; real rows come first."""
         real, _ = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
         size = (self.agents, batches, batch_size)
-        chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
-        place = _places(chance, self._count, real, self.real.shape[1], self.synthetic.shape[1])
-        return self._rows.view(-1, self.spec.dim).index_select(0, place.view(-1)).view(*size, -1)
+        uniform = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
+        index = _indices(uniform, self._count, real, self.real.shape[1], self.synthetic.shape[1])
+        return self._rows.view(-1, self.spec.dim).index_select(0, index.view(-1)).view(*size, -1)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the rows."""
@@ -100,7 +100,7 @@ class StackedReplay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Restore `state_dict`."""
         self.count = state["real"].shape[1]
         self._count.fill_(self.count)
         self.real[:, : self.count] = state["real"].to(self.device)

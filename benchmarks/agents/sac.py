@@ -1,15 +1,17 @@
 """SAC and REDQ for many seeds at once: one stack of networks, one captured graph per environment step.
 
-`updates` critic updates are made per environment step and one of policy and temperature, as in the REDQ code base
-("policy delay"). The policy is fixed while the critics learn, so the rows of all batches and the next actions come from
-one gather and one forward pass; what is left per critic update is three kernels for all seeds together, or some twenty
-where `kernels` cannot be used.
+Each environment step makes `updates` critic updates and one update of policy and temperature, as in the REDQ code base
+("policy delay"). The policy is fixed during the critic updates, so the rows of all batches come from one index_select
+and the next actions from one forward pass. A critic update is then three Triton kernels for all seeds together, or
+about twenty PyTorch kernels.
 
-It differs from the REDQ code base (https://github.com/watchernyu/REDQ) in four things. The policy learns by the critics
-as they are after the last critic update of the step, where the original forms its loss just before that update. In a
-run (`online_run`) actions are chosen by the policy before the step's updates and not after them, so that environments
-step while the GPU learns. Log-probabilities are exact, where the original adds 1e-6 under the logarithm. In a run on
-a GPU products take half-precision operands (`kernels`), those of the policy's own update TF32.
+Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
+
+- The policy loss uses the critics after the last critic update of the step, and not before it.
+- In a run (`online.run`), actions are computed by the policy before the updates of the step, so that environments step
+  while the GPU trains.
+- Log-probabilities are exact; the original adds 1e-6 inside the logarithm.
+- On a GPU, critic updates use fp16 matrix products with fp32 accumulation, and the policy update uses TF32.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.base import CapturedLearner
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import outputs_for
-from synther_replay.benchmarks.agents.networks.critics import critic_inputs, inputs_of_each, make_critics
+from synther_replay.benchmarks.agents.networks.critics import critic_inputs, make_critics, repeated_inputs
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
@@ -38,15 +40,15 @@ from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, policy_gradient, squash
 from synther_replay.common.seeding import generator_for
 
-_PAIR = 2  # target critics of which the smaller value counts
+_PAIR = 2  # target critics per update, of which the minimum is used
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Of the REDQ code base, which the paper used."""
+    """Hyper-parameters of the REDQ code base, which the paper used."""
 
     critics: int = 2
-    updates: int = 20  # of the critics per environment step
+    updates: int = 20  # critic updates per environment step
     batch_size: int = 256
     hidden: int = 256
     learning_rate: float = 3e-4
@@ -58,10 +60,10 @@ class StackedSAC(CapturedLearner):
     """M independent agents.
 
     Args:
-        replay: Where their transitions are.
-        target_entropy: Of the policies.
+        replay: Transitions of the agents.
+        target_entropy: Target entropy of the policies.
         settings: Hyper-parameters.
-        seed: The same seed and the same calls give the same agents on the same device.
+        seed: Random seed; equal seeds and calls give equal agents on the same device.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class StackedSAC(CapturedLearner):
         spec = replay.spec
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
-        self.stack = self.agents * settings.critics  # critics of all agents; those of one lie side by side
+        self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent
         rng = generator_for("cpu", seed, 0)
         critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
-        # Critics, then their targets: so both can be asked at once.
+        # Critics and targets in one matrix, so that one forward pass computes both.
         self.values = torch.cat((critics, critics))
         self.critic = Adam(self.values[: self.stack], settings.learning_rate)
         self.target = self.values[self.stack :]
@@ -91,7 +93,7 @@ class StackedSAC(CapturedLearner):
         )
         self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
         self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
-        self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # that were learnt from
+        self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
         self._learn: dict[bool, Callable[[], None]] = {}
@@ -99,35 +101,35 @@ class StackedSAC(CapturedLearner):
         self.reseed(0)
 
     def act(self) -> None:
-        """Draw `actions` for `observations`; both keep their place in memory."""
+        """Sample `actions` for `observations`, in place."""
         self._act()
 
     def learn(self) -> None:
-        """Make the updates of one environment step; on a GPU they are under way when this returns."""
+        """Make the updates of one environment step; asynchronous on a GPU."""
         self.prepare()
         self._learn[self.replay.has_synthetic]()
 
     def prepare(self) -> None:
-        """Capture what `learn` will run, if it is not yet: that uses up random numbers, so `reseed` after it."""
+        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards."""
         mixed = self.replay.has_synthetic
         if mixed not in self._learn:
-            self._learn = {mixed: self._captured(self._draw_and_update)}  # there is no way back to the other
+            self._learn = {mixed: self._captured(self._draw_and_update)}  # batches never become real-only again
 
     @torch.no_grad()
-    def update(self, rows: Tensor, next_noise: Tensor, left_out: Tensor, policy_noise: Tensor) -> None:
-        """K critic updates and one of policy and temperature, with all randomness given.
+    def update(self, rows: Tensor, next_noise: Tensor, excluded: Tensor, policy_noise: Tensor) -> None:
+        """K critic updates and one of policy and temperature, with given random numbers.
 
         Args:
             rows: Transitions, ``(M, K, B, dim)``.
-            next_noise: Of the next actions, ``(M, K, B, A)``.
-            left_out: Infinite for the target critics that an update does not ask, else 0; ``(K, M, N)``.
-            policy_noise: Of the actions by which the policy learns, ``(M, B, A)``.
+            next_noise: Noise of the next actions, ``(M, K, B, A)``.
+            excluded: Infinity for target critics that an update does not use, else 0; ``(K, M, N)``.
+            policy_noise: Noise of the actions in the policy update, ``(M, B, A)``.
         """
         spec, settings = self.replay.spec, self.settings
         _, updates, batch, _ = rows.shape
         alpha = self.log_alpha.parameters.exp()
-        following = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
-        next_actions, log_prob = squash(following, next_noise.flatten(1, 2), LOG_STD)
+        next_out = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
+        next_actions, log_prob = squash(next_out, next_noise.flatten(1, 2), LOG_STD)
         next_actions, log_prob = (part.unflatten(1, (updates, batch)) for part in (next_actions, log_prob))
         columns = self.critic_shape.padded_inputs
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
@@ -135,22 +137,23 @@ class StackedSAC(CapturedLearner):
         parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         rates = self.critic.rates(self.environment_steps * updates, updates)
         for k in range(updates):
-            self.critics.update(inputs[k], parts[:, :, k], left_out[k], rates[k])
+            self.critics.update(inputs[k], parts[:, :, k], excluded[k], rates[k])
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
         self.environment_steps += 1
 
     @torch.no_grad()
     def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
-        """What the agents think of a batch of transitions ``(M, B, dim)``, and what they were given; each ``(M,)``.
+        """Mean reward, value, entropy and temperature on a batch of transitions ``(M, B, dim)``; each ``(M,)``.
 
-        On average over the states that a policy visits, a right value is near ``(reward + temperature * entropy) /
-        (1 - gamma)`` if episodes do not terminate. `B` is the batch size; for others more would have to be compiled.
+        Averaged over the states that a policy visits, a correct value is near ``(reward + temperature * entropy) /
+        (1 - gamma)`` if episodes do not terminate. `B` must be the batch size, for which the kernels are compiled.
         """
         spec, critics = self.replay.spec, self.settings.critics
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
-        noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)  # none of the learner's
+        # Not from the learner's random stream, so that an evaluation does not change the run.
+        noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)
         log_prob = squash(self._policy_forward(observations)[0], noise, LOG_STD)[1]
-        inputs = inputs_of_each(observations, actions, critics, self.critic_shape.padded_inputs)
+        inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
         values, _ = forward(Layers.of(self.critic.parameters, self.critic_shape), inputs)
         return {
             "reward": rows[..., spec.rewards.start].mean(1),
@@ -160,7 +163,7 @@ class StackedSAC(CapturedLearner):
         }
 
     def policy_weights(self) -> Layers:
-        """The policies as they are, on the CPU; `policies_of` in `policies` knows how to use them."""
+        """A copy of the policies on the CPU; see `policy.policies_of`."""
         return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -168,16 +171,16 @@ class StackedSAC(CapturedLearner):
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
         return {**moments, "target": self.target, "environment_steps": self.environment_steps}
 
-    def _follow_load(self) -> None:
+    def _after_load(self) -> None:
         self.critics.refresh()
 
     def _update_policy(self, observations: Tensor, noise: Tensor, alpha: Tensor) -> None:
-        """One step towards ``min E[alpha log pi - mean over critics of Q]``, one of the temperature."""
+        """One policy step on ``min E[alpha log pi - mean over critics of Q]``, and one temperature step."""
         spec, settings = self.replay.spec, self.settings
         batch = observations.shape[1]
         out, kept = self._policy_forward(observations)
         actions, log_prob = squash(out, noise, LOG_STD)
-        inputs = inputs_of_each(observations, actions, settings.critics, self.critic_shape.padded_inputs)
+        inputs = repeated_inputs(observations, actions, settings.critics, self.critic_shape.padded_inputs)
         online = Layers.of(self.critic.parameters, self.critic_shape)
         q, kept_values = forward(online, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
@@ -202,11 +205,11 @@ class StackedSAC(CapturedLearner):
         rows = self.replay.draw(settings.updates, settings.batch_size, self.rng)
         next_noise = self._normal(*size, spec.action_dim)
         policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
-        left_out = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
+        excluded = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
         if settings.critics > _PAIR:
-            chance = torch.rand(left_out.shape, generator=self.rng, device=self.device)
-            left_out = torch.where(chance.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
-        self.update(rows, next_noise, left_out, policy_noise)
+            uniform = torch.rand(excluded.shape, generator=self.rng, device=self.device)
+            excluded = torch.where(uniform.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
+        self.update(rows, next_noise, excluded, policy_noise)
 
     @torch.no_grad()
     def _choose_actions(self) -> None:

@@ -1,4 +1,4 @@
-"""The transitions that all seeds of an offline run learn from, scaled once, where a captured graph reads them."""
+"""The rows that all seeds of an offline run train on: scaled once, at fixed addresses for captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from torch import Tensor
 from synther_replay import Transitions
 from synther_replay.benchmarks.agents.augment import Augmentation
 from synther_replay.benchmarks.agents.networks.mlp import Layers
-from synther_replay.benchmarks.agents.replay import mixed_places
+from synther_replay.benchmarks.agents.replay import mixed_indices
 from synther_replay.common.acceleration import fused
 from synther_replay.replay.mixing import check_real_ratio, split_batch
 
-_LEAST_STD = 1e-3  # CORL's, which keeps constant columns from being divided by zero
+_MIN_STD = 1e-3  # CORL's; avoids division by zero for constant columns
 
-
-_places = fused(mixed_places)
+_indices = fused(mixed_indices)
 
 
 class SharedRows:
-    """Real and synthetic transitions of one data set, with states and rewards as the learners want them.
+    """Real and synthetic transitions of one data set, with scaled observations and rewards.
 
     Args:
-        real: Real transitions; None where all are synthetic.
-        synthetic: Synthetic ones; None where all are real.
-        real_ratio: Share of real rows in a batch, where there are both.
-        scale_observations: Whether observations get a mean of 0 and a standard deviation of 1.
-        scale_like: Transitions whose observations then have these; None: the rows themselves.
-        reward_scale: What rewards are multiplied with.
-        augmentation: Changes each batch, as the learner sees it.
-        device: Where the rows live.
+        real: Real transitions; None if all are synthetic.
+        synthetic: Synthetic transitions; None if all are real.
+        real_ratio: Share of real rows in a batch, if there are both kinds.
+        scale_observations: Whether observations are standardised.
+        scale_like: Transitions whose mean and standard deviation are used; None for the rows themselves.
+        reward_scale: Factor of the rewards.
+        augmentation: Data augmentation of each batch.
+        device: Device of the rows.
 
     Attributes:
-        mean: What was subtracted from observations, ``(O,)``.
-        std: What they were then divided by: their standard deviation, a little enlarged.
+        mean: Mean subtracted from observations, ``(O,)``.
+        std: Divisor of observations, ``(O,)``: their standard deviation plus a small constant.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class SharedRows:
         """Copy and scale."""
         parts = [part for part in (real, synthetic) if part is not None and len(part)]
         if not parts:
-            raise ValueError("rows: expected real or synthetic transitions, got neither")
+            raise ValueError("real, synthetic: expected transitions in at least one, got none")
         check_real_ratio(real_ratio)
         self.spec, self.device, self.augmentation = parts[0].spec, device, augmentation
         self.rows = torch.cat([part.rows.to(device) for part in parts])
@@ -61,7 +60,7 @@ class SharedRows:
         self.mean, self.std = torch.zeros_like(observations[0]), torch.ones_like(observations[0])
         if scale_observations:
             std, self.mean = torch.std_mean(observations, dim=0, correction=0)
-            self.std = std + _LEAST_STD
+            self.std = std + _MIN_STD
         for columns in (self.spec.observations, self.spec.next_observations):
             self.rows[:, columns] = (self.rows[:, columns] - self.mean) / self.std
         self.rows[:, self.spec.rewards] *= reward_scale
@@ -71,21 +70,21 @@ class SharedRows:
         return len(self.rows)
 
     def fingerprint(self) -> list[float]:
-        """A few numbers that other rows would not have."""
+        """Three numbers that identify the rows."""
         weights = torch.arange(1, self.rows.shape[1] + 1, dtype=torch.float64, device=self.device)
         sums = torch.stack([part.double().sum(0) for part in self.rows.split(1_000_000)]).sum(0)
         return [float(len(self)), float(sums @ weights), float(self.rows[-1].double() @ weights)]
 
     def draw(self, *size: int, rng: torch.Generator) -> Tensor:
-        """Batches of rows, the real ones first in each, ``(*size, dim)``; the last number is that of a batch."""
+        """Draw batches ``(*size, dim)``; the last of `size` is the batch size. Real rows come first in a batch."""
         from_real, _ = split_batch(size[-1], self.real_ratio, synthetic_available=len(self) > self.real)
-        chance = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
-        place = _places(chance, from_real, self.real, self.real, len(self) - self.real)
-        rows = self.rows.index_select(0, place.view(-1)).view(*size, -1)
+        uniform = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
+        index = _indices(uniform, from_real, self.real, self.real, len(self) - self.real)
+        rows = self.rows.index_select(0, index.view(-1)).view(*size, -1)
         return self.augmentation(rows, self.spec, rng) if self.augmentation else rows
 
     def for_raw_observations(self, policy: Layers) -> Layers:
-        """The same policies for observations as the task gives them: scaling becomes part of the first layer."""
+        """Policies for unscaled observations: the scaling is folded into the first layer."""
         inputs, mean, std = len(self.mean), self.mean.cpu(), self.std.cpu()
         w1 = policy["w1"].clone()
         w1[:, :inputs] /= std[:, None]

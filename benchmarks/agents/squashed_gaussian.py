@@ -1,4 +1,4 @@
-"""Policies whose actions are tanh of a normal variable: what they draw, and the way back through it."""
+"""Tanh-squashed Gaussian policies: sampling, log-probabilities, gradients, and the soft Bellman target."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from synther_replay.common.acceleration import fused
 
-Bounds = tuple[float, float]  # of the logarithm of the standard deviation
+Bounds = tuple[float, float]  # of the log-std
 LOG_STD: Bounds = (-20.0, 2.0)  # SAC's
 
 
 @fused
 def squash(out: Tensor, noise: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Actions ``(..., A)`` of a policy that puts out ``(..., 2A)``, and their log-probabilities ``(...)``."""
+    """Actions ``(..., A)`` and their log-probabilities ``(...)``, from policy outputs ``(..., 2A)``."""
     mean, log_std = out.chunk(2, -1)
     log_std = log_std.clamp(*bounds)
     u = mean + log_std.exp() * noise
@@ -29,7 +29,7 @@ def squash(out: Tensor, noise: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
 def policy_gradient(
     out: Tensor, noise: Tensor, actions: Tensor, d_actions: Tensor, alpha: Tensor, batch_size: int, bounds: Bounds
 ) -> Tensor:
-    """The gradient of what the policy puts out, given that of its actions by each critic ``(M, N, B, A)``."""
+    """Gradient by the policy's outputs, given the gradient by its actions of each critic ``(M, N, B, A)``."""
     log_std = out.chunk(2, -1)[1]
     inside = (log_std >= bounds[0]) & (log_std <= bounds[1])
     d_log_prob = alpha.unsqueeze(1) / batch_size
@@ -40,12 +40,12 @@ def policy_gradient(
 
 @fused
 def alpha_gradient(log_prob: Tensor, target_entropy: float, out: Tensor) -> None:
-    """Of the temperature's logarithm, for policies of too much or too little entropy."""
+    """Write the gradient of the temperature loss by the log-temperature to `out`."""
     out.copy_(-(log_prob + target_entropy).mean(1, keepdim=True))
 
 
 @fused
 def bellman(rewards: Tensor, terminated: Tensor, log_prob: Tensor, alpha: Tensor, gamma: float) -> Tensor:
-    """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
+    """Factor and offset of the Bellman target, ``(2, ...)``: target = factor * next value + offset."""
     discount = gamma * (1 - terminated)
     return torch.stack((discount, rewards - discount * alpha * log_prob))

@@ -1,7 +1,7 @@
 """TD3+BC (Fujimoto and Gu, 2021) for many seeds at once.
 
-TD3 whose policy is also drawn towards the actions of the data. Critics learn at every step, the policy and all targets
-at every second; the target policy is fixed in between, so the next actions of both batches come from one pass.
+TD3 with a behaviour-cloning term in the policy loss. Critics are updated at every step, the policy and all targets at
+every second. The target policy is fixed in between, so the next actions of both batches come from one forward pass.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from synther_replay.common.acceleration import fused
 
 @dataclass(frozen=True)
 class TD3BCSettings(OfflineSettings):
-    """Of CORL, which are the authors'."""
+    """Hyper-parameters of CORL, which are the authors'."""
 
     policy_delay: int = 2  # critic updates per update of the policy and of all targets
-    noise: float = 0.2  # of the next actions
+    noise: float = 0.2  # standard deviation, on next actions
     noise_clip: float = 0.5
-    alpha: float = 2.5  # weight of the value against the distance from the actions of the data
+    alpha: float = 2.5  # weight of the value term against behaviour cloning
 
     def __post_init__(self) -> None:
-        """Refuse calls that would end between two updates of the policy."""
+        """Validate that a call of `learn` ends with a policy update."""
         if self.updates_per_call % self.policy_delay:
-            wanted = f"a multiple of policy_delay={self.policy_delay}"
-            raise ValueError(f"updates_per_call: expected {wanted}, got {self.updates_per_call}")
+            expected = f"a multiple of policy_delay={self.policy_delay}"
+            raise ValueError(f"updates_per_call: expected {expected}, got {self.updates_per_call}")
 
 
 @fused
@@ -43,28 +43,28 @@ def _smoothed(out: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:
 
 @fused
 def _bellman(rewards: Tensor, terminated: Tensor, gamma: float) -> Tensor:
-    """What the value of the next state is multiplied with and added to, ``(2, ...)``."""
+    """Factor and offset of the Bellman target, ``(2, ...)``: target = factor * next value + offset."""
     return torch.stack((gamma * (1 - terminated), rewards))
 
 
 @fused
-def _chosen(observations: Tensor, out: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """The policy's actions, and inputs of critics that are asked about them."""
+def _actions_and_inputs(observations: Tensor, out: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """The policy's actions, and the critic inputs with them."""
     actions = out.tanh()
     return actions, padded(observations, actions, columns=columns)
 
 
 @fused
 def _value_gradient(q: Tensor, alpha: float) -> Tensor:
-    """Gradient of ``-alpha * mean(q) / mean|q|``, of which the denominator counts as fixed; ``(M, B, 1)``."""
+    """Gradient of ``-alpha * mean(q) / mean|q|`` with a constant denominator, ``(M, B, 1)``."""
     return (-alpha / q.shape[1]) / q.abs().mean(1, keepdim=True).expand_as(q)
 
 
 @fused
-def _policy_gradient(actions: Tensor, wanted: Tensor, d_actions: Tensor) -> Tensor:
-    """Gradient of what the policy puts out: by the critic, and by the mean squared distance from the data."""
-    towards_data = 2 * (actions - wanted) / (actions.shape[1] * actions.shape[2])
-    return (d_actions + towards_data) * (1 - actions.square())
+def _policy_gradient(actions: Tensor, data_actions: Tensor, d_actions: Tensor) -> Tensor:
+    """Gradient of value and behaviour-cloning loss by the policy's outputs."""
+    cloning = 2 * (actions - data_actions) / (actions.shape[1] * actions.shape[2])
+    return (d_actions + cloning) * (1 - actions.square())
 
 
 class StackedTD3BC(OfflineLearner):
@@ -77,13 +77,13 @@ class StackedTD3BC(OfflineLearner):
 
     @torch.no_grad()
     def update(self, rows: Tensor, noise: Tensor) -> None:
-        """K times `policy_delay` critic updates and one of the policy, with all randomness given.
+        """K times `policy_delay` critic updates and one policy update, with given random numbers.
 
-        What does not depend on the networks is made for all of them at once.
+        All that does not depend on the networks is computed at once.
 
         Args:
             rows: Transitions, ``(K, M, policy_delay, B, dim)``.
-            noise: Standard normal, of the next actions, ``(K, M, policy_delay, B, A)``.
+            noise: Standard normal noise of the next actions, ``(K, M, policy_delay, B, A)``.
         """
         spec, settings, rounds = self.rows.spec, self.settings, len(rows)
         bellman = _bellman(rows[..., spec.rewards.start], rows[..., spec.terminated.start], settings.gamma)
@@ -92,26 +92,28 @@ class StackedTD3BC(OfflineLearner):
         states = fused_padded(last[..., spec.observations], columns=self.policy_shape.padded_inputs)
         policy_rates = self.policy.rates(self.updates / settings.policy_delay, rounds)
         for k in range(rounds):
-            self._criticise(rows[k], noise[k], bellman[:, k], rates[k])
-            self._improve(last[k], states[k], policy_rates[k])
+            self._update_critics(rows[k], noise[k], bellman[:, k], rates[k])
+            self._improve_policy(last[k], states[k], policy_rates[k])
         self.updates += rounds * settings.policy_delay
 
-    def _criticise(self, rows: Tensor, noise: Tensor, bellman: Tensor, rates: Tensor) -> None:
+    def _update_critics(self, rows: Tensor, noise: Tensor, bellman: Tensor, rates: Tensor) -> None:
         spec, settings = self.rows.spec, self.settings
         _, delay, batch, _ = rows.shape
         out = outputs_for(self.target_policy, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
         next_actions = _smoothed(out.unflatten(1, (delay, batch)), noise, settings.noise, settings.noise_clip)
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, self.critic_shape.padded_inputs)
         for k in range(delay):
-            self.critics.update(inputs[k], bellman[:, :, k], self.all_asked, rates[k], follow=k == delay - 1)
+            self.critics.update(
+                inputs[k], bellman[:, :, k], self.none_excluded, rates[k], update_targets=k == delay - 1
+            )
 
-    def _improve(self, rows: Tensor, states: Tensor, rates: Tensor) -> None:
-        spec, judge = self.rows.spec, self.critics.first
+    def _improve_policy(self, rows: Tensor, states: Tensor, rates: Tensor) -> None:
+        spec, critic = self.rows.spec, self.critics.first
         out = self.policies.forward(states)
-        actions, asked = _chosen(rows[..., spec.observations], out, self.critic_shape.padded_inputs)
-        d_asked = judge.back_to_inputs(_value_gradient(judge.forward(asked), self.settings.alpha))
-        d_out = _policy_gradient(actions, rows[..., spec.actions], d_asked[..., spec.actions])
-        self.policies.learn(d_out, rates, follow=True)
+        actions, inputs = _actions_and_inputs(rows[..., spec.observations], out, self.critic_shape.padded_inputs)
+        d_inputs = critic.backward_to_inputs(_value_gradient(critic.forward(inputs), self.settings.alpha))
+        d_out = _policy_gradient(actions, rows[..., spec.actions], d_inputs[..., spec.actions])
+        self.policies.learn(d_out, rates, update_targets=True)
 
     def _draw_and_update(self) -> None:
         settings, updates = self.settings, self.settings.updates_per_call

@@ -1,1 +1,1 @@
-"""What all benchmarks share: command line, provenance, files, resumable runs, processes, statistics."""
+"""Shared by all benchmarks: command line, provenance, result files, resumable runs, process pools, statistics."""

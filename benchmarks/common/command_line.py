@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""Options, argument types and error exit shared by the command lines of the benchmarks."""
 
 from __future__ import annotations
 
@@ -13,67 +13,68 @@ from typing import Any
 
 from synther_replay import GeneratorConfig
 
-PRESETS = ("paper", "fast", "tiny")  # of generator and schedule
+PRESETS = ("paper", "fast", "tiny")  # names that both GeneratorConfig and RetrainSchedule have
 GENERATOR_PRESETS = (*PRESETS, "offline")
-# Data sets on which the paper's generator has a network twice as wide as elsewhere, and ours is trained for longer: on
-# the first, IQL learns more from that and not from width.
-_DEMANDING = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
-_FOR_DEMANDING: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline": {"steps": 100_000}}
-REFIT = "a refit is not interrupted: with preset paper leave some minutes"  # what a stop of an online run waits for
+# The paper doubles the width of the generator on these data sets. Preset `offline` trains longer instead: on
+# halfcheetah-medium-expert, IQL gains from more training steps and not from width.
+_LARGE_BUDGET_DATASETS = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
+_LARGE_BUDGET: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline": {"steps": 100_000}}
+REFIT_NOTE = "a running refit is finished first, which takes minutes with preset paper"
 
 
 def duration(text: str) -> float:
-    """Seconds on the command line."""
-    if not float(text) >= 0:  # which NaN is not, either
+    """Argument type: a number of seconds."""
+    if not float(text) >= 0:  # also refuses NaN
         raise ValueError
     return float(text)
 
 
 def folder(text: str) -> Path:
-    """A folder on the command line that is there: one that is misspelt would be passed over for others."""
+    """Argument type: an existing folder. A misspelt one would silently fall back to the default folders."""
     if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+        raise argparse.ArgumentTypeError(f"expected an existing folder, got {text!r}")
     return Path(text)
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, uninterrupted: str = "") -> None:
-    """How long a run goes on, how often it is saved and what it runs on; `uninterrupted` is what a stop waits for."""
-    waits = f"; {uninterrupted}" if uninterrupted else ""
-    parser.add_argument("--time-limit", type=duration, help=f"seconds after which to save and stop{waits}")
-    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between saves on the way")
-    parser.add_argument("--workers", type=int, help="cores for environments, evaluations and simulations (all)")
-    parser.add_argument("--device", default="auto")
+def add_run_options(parser: argparse.ArgumentParser, *, time_limit_note: str = "") -> None:
+    """Add time limit, checkpoint interval, worker processes and device; the note is appended to --time-limit."""
+    note = f"; {time_limit_note}" if time_limit_note else ""
+    parser.add_argument("--time-limit", type=duration, help=f"seconds after which the run saves and stops{note}")
+    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between checkpoints (120)")
+    parser.add_argument("--workers", type=int, help="CPU cores for environments and evaluation (default: all)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto: a GPU if there is one)")
 
 
-def exit_with_error(status: int, why: object) -> int:
-    """Say in a sentence why a program fails; gives the status that it ends with."""
-    print(f"{Path(sys.argv[0]).name}: error: {why}", file=sys.stderr)
+def exit_with_error(status: int, message: object) -> int:
+    """Print an error message to stderr and return the exit status."""
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
     return status
 
 
-def generator_of(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:
-    """Settings of the generator.
+def build_generator_config(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:
+    """Build the generator settings of a run.
 
     Args:
         preset: One of `GENERATOR_PRESETS`.
-        changes: What else is asked for.
-        dataset: Name of what it learns, which may ask for more than others.
+        changes: Options that override the preset.
+        dataset: Name of the data set; some data sets get a larger network or more training steps.
     """
     names = [field.name for field in fields(GeneratorConfig)]
     for name in changes:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=3) or names
-            raise ValueError(f"set: the generator has no {name!r}, near are {', '.join(near)}")
-    more = _FOR_DEMANDING.get(preset, {}) if dataset.rpartition("-")[0] in _DEMANDING else {}
-    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**more, **changes})
+            near = difflib.get_close_matches(name, names, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"expected one of {', '.join(names)}"
+            raise ValueError(f"--set: unknown generator option {name!r}; {hint}")
+    extra = _LARGE_BUDGET.get(preset, {}) if dataset.rpartition("-")[0] in _LARGE_BUDGET_DATASETS else {}
+    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**extra, **changes})
     return config
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE on the command line, the value as Python reads it or else as text."""
+    """Parse NAME=VALUE; the value is a Python literal, or a string if it is not one."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"set: expected NAME=VALUE, got {text!r}")
+        raise ValueError(f"--set: expected NAME=VALUE, got {text!r}")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

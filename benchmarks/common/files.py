@@ -1,4 +1,4 @@
-"""Result files, written in one step."""
+"""Atomic writing of result files."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from synther_replay.persistence.atomic import replacing
 
 
 def make_folder_of(result: Path) -> None:
-    """Make the folder of a result before the run, and not when there is a result to lose."""
+    """Create the folder of a result file. Called before a run, so that a bad path fails before hours of work."""
     try:
         result.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(result.parent, os.W_OK | os.X_OK):
-            raise PermissionError("it cannot be written to")
+            raise PermissionError("no write permission")
         if result.is_dir():
-            raise ValueError(f"out: expected a file to write, got the folder {result}")
+            raise ValueError(f"--out: expected a file, got the folder {result}")
     except OSError as error:
-        raise ValueError(f"out: expected a folder to write to, got {result.parent} ({error})") from error
+        raise ValueError(f"--out: expected a writable folder, got {result.parent} ({error})") from error
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A name to write to, whose file takes the place of `path` in the end; its folder is made.
+    """Yield a temporary path that replaces `path` when the block succeeds; the folder is created.
 
     Raises:
-        OSError: With the name of the file, which that of a full disk does not have.
+        OSError: The file cannot be written. The message names `path`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             yield temporary
     except OSError as error:
-        raise OSError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise OSError(f"{path}: cannot write the file ({error.strerror or error})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a result in one step."""
+    """Write a JSON file atomically."""
     with writing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")

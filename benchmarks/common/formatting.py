@@ -1,4 +1,4 @@
-"""Numbers and tables as text."""
+"""Numbers and Markdown tables as text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def mean_and_spread(values: Sequence[float], digits: int = 0) -> str:
-    """Mean and standard deviation of a sample, by n - 1; of one value, which has no spread, the value alone."""
+    """Mean and sample standard deviation (n - 1) as text; the mean alone for one value."""
     mean = f"{statistics.fmean(values):.{digits}f}"
     return f"{mean} +- {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown; numbers are rounded to four digits."""
+    """A Markdown table; floats have four significant digits, None is a dash."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
     return "\n".join(lines)

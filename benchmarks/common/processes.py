@@ -1,4 +1,4 @@
-"""Worker processes: how they begin, and that they end with the program that began them."""
+"""Process pools: how workers are started, and how they exit with their parent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def worker_context() -> Any:
-    """How worker processes are started: forked from a process that has imported everything and never saw a GPU.
+    """The forkserver context of all workers; its server has the imports done and has not initialised CUDA.
 
-    That process starts here, and takes seconds: the earlier this is called, the less there is to wait for later.
+    The server starts here and takes seconds to import. Call this early and do other set-up meanwhile.
     """
     context = multiprocessing.get_context("forkserver")
-    # Installed packages only: up to Python 3.13 that process does not find what lies beside the script. What is not
-    # installed is passed over.
+    # Installed packages only: up to Python 3.13 the server cannot import modules next to the script. Packages that are
+    # not installed are skipped.
     context.set_forkserver_preload(["torch", "synther_replay", "gymnasium", "mujoco", "dm_control.suite"])
     with _safe_path(), _without_interrupts():
         forkserver.ensure_running()
@@ -32,10 +32,10 @@ def worker_context() -> Any:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Let a process that starts here not look for packages in the working directory.
+    """Keep the working directory off `sys.path` of processes that start within the block.
 
-    In a checkout it would take the sources there for an installed `synther_replay`, and miss the adapters, which are
-    part of the package only where it is installed.
+    In a checkout, `synther_replay` would otherwise be imported from the working directory, where it lacks
+    `synther_replay.adapters` and `synther_replay.benchmarks`.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -50,9 +50,9 @@ def _safe_path() -> Iterator[None]:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Let a process that starts here not hear an interrupt from the keyboard, of which it would say much to no end."""
+    """Let processes that start within the block ignore SIGINT, so that Ctrl-C prints no traceback of theirs."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only that one may change what an interrupt does
+        yield  # only the main thread may set signal handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -62,37 +62,37 @@ def _without_interrupts() -> Iterator[None]:
 
 
 class WorkerPool(ProcessPoolExecutor):
-    """Processes that wait for orders; where the block ends with an error, whatever they are at ends with it.
+    """A process pool whose workers are killed when its `with` block raises, or when the parent process dies.
 
     Args:
-        processes: How many.
+        processes: Number of workers.
     """
 
     def __init__(self, processes: int) -> None:
-        """Start them with the first orders."""
-        super().__init__(processes, mp_context=worker_context(), initializer=_end_with_parent)
-        # Where workers have died, nobody reads the orders that are on their way, and Python 3.11 may wait for it.
+        """Workers start with the first task."""
+        super().__init__(processes, mp_context=worker_context(), initializer=_exit_with_parent)
+        # If workers died, no one reads the queue any more, and Python 3.11 may wait for it at exit.
         self._call_queue.cancel_join_thread()  # type: ignore[attr-defined]
 
-    def end(self) -> None:
-        """Begin nothing more, and end what is under way."""
+    def kill(self) -> None:
+        """Cancel queued tasks and kill all workers."""
         processes = [*(self._processes or {}).values()]
         self.shutdown(wait=False, cancel_futures=True)
         for process in processes:
-            process.kill()  # it may not hear an interrupt yet
+            process.kill()  # a worker that is starting still ignores SIGINT
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """Begin nothing more; without an error, a process ends when it is through with its order."""
+        """Cancel queued tasks; running ones are finished, or killed after an exception."""
         if kind is None:
             self.shutdown(wait=False, cancel_futures=True)
         else:
-            self.end()
+            self.kill()
 
 
-def _end_with_parent() -> None:
-    """Let this worker end when the program is killed: it would wait for work for ever.
+def _exit_with_parent() -> None:
+    """Exit this worker when its parent dies; it would otherwise wait for tasks forever.
 
-    An interrupt from the keyboard goes to both. The program has something to say then, and this one just ends.
+    Ctrl-C reaches both. The parent reports it, the worker exits silently.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""Machine, versions, command and commit behind a result."""
+"""Provenance of results: machine, package versions, command line and commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 
 def origin(device: torch.device) -> dict[str, Any]:
-    """Machine, versions, command and commit behind a result."""
+    """Machine, package versions, command line and commit of this process, as JSON values."""
     names = ("synther-replay", "torch", "numpy", "gymnasium", "safetensors", "triton", "stable-baselines3", "mujoco")
     versions = {"python": platform.python_version()}
     for name in names:
@@ -27,23 +27,23 @@ def origin(device: torch.device) -> dict[str, Any]:
     return {
         "machine": {"accelerator": accelerator, "cpu": platform.machine(), "cores": os.cpu_count()},
         "versions": versions,
-        # absolute paths are of this machine only
+        # absolute paths mean nothing on other machines, so only their last part is kept
         "command": " ".join(["python", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)]),
         "commit": commit(),
     }
 
 
 def record_origin(made_on: list[dict[str, Any]], device: torch.device) -> None:
-    """Note in `made_on` on which machine and with which code a run goes on, and warn if that has changed."""
+    """Append machine and commit of this process to `made_on`; warn if they differ from those of the last session."""
     here = {key: value for key, value in origin(device).items() if key in ("machine", "commit")}
     if made_on and made_on[-1] != here:
-        warnings.warn(f"this run was begun with {made_on[-1]} and goes on with {here}", stacklevel=3)
+        warnings.warn(f"resumed on another machine or commit: started with {made_on[-1]}, now {here}", stacklevel=3)
     if here not in made_on:
         made_on.append(here)
 
 
 def commit() -> str:
-    """The commit measured: from git, or from SYNTHER_REPLAY_COMMIT where the tree was copied without its history."""
+    """The commit of the code: SYNTHER_REPLAY_COMMIT if set (for copies without git history), else asked from git."""
     given = os.environ.get("SYNTHER_REPLAY_COMMIT")
     if given:
         return given

@@ -1,8 +1,4 @@
-"""What runs that can be stopped and continued have in common.
-
-Where their results and checkpoints are and whether they are of the same settings, what is left where one breaks off,
-where their time goes, and when they save and stop.
-"""
+"""Resumable runs: checkpoint and result files, the check that both match the settings, and the save-and-stop loop."""
 
 from __future__ import annotations
 
@@ -16,98 +12,101 @@ from synther_replay.benchmarks.common.files import write_json
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
-_ABSENT = "absent"  # a setting that is not there is not the same as None
+_ABSENT = "absent"  # distinguishes a missing setting from None
 
 
-def checkpoint_beside(result: Path) -> Path:
-    """Where a run is saved whose result is not there yet."""
+def checkpoint_path(result: Path) -> Path:
+    """Path of the checkpoint of an unfinished run, next to its result file."""
     return result.with_name(f".{result.stem}.checkpoint")
 
 
 class HasSettings(Protocol):
-    """What a result can be of."""
+    """Settings of a run."""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that the result depends on."""
+        """Everything that the result depends on, as JSON values."""
 
 
 def is_done(path: Path, settings: HasSettings) -> bool:
-    """Whether the result is there already; one of other settings is never overwritten."""
+    """Whether the result file exists. Raises `ValueError` if it has other settings, so that it is not overwritten."""
     if not path.exists():
         return False
-    if other := differences(read_result(path).get("settings"), settings.to_json()):
-        raise ValueError(f"{path} holds the result of other settings ({other}); remove it, or choose another --out")
+    if mismatch := differences(read_result(path).get("settings"), settings.to_json()):
+        raise ValueError(f"{path}: result has other settings ({mismatch}); remove the file or choose another --out")
     return True
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What a result file holds."""
+    """Read a result file."""
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("not a JSON object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it first") from error
+        raise ValueError(f"{path}: result file is damaged ({error}); remove it") from error
     return content
 
 
 def saved_state(checkpoint: Path, kind: str, settings: HasSettings) -> dict[str, Any]:
-    """Where a run was left; one of other settings is refused."""
+    """Load a checkpoint. Raises `ValueError` if it was saved with other settings."""
     try:
         state = load_checkpoint(checkpoint, kind)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; remove it to begin again") from error
-    if other := differences(state["settings"], settings.to_json()):
-        raise ValueError(f"{checkpoint} was made with other settings ({other}); remove it, or choose another --out")
+        raise CheckpointError(f"{error}; remove the file to start over") from error
+    if mismatch := differences(state["settings"], settings.to_json()):
+        raise ValueError(
+            f"{checkpoint}: checkpoint has other settings ({mismatch}); remove the file or choose another --out"
+        )
     return state
 
 
 def save_state(checkpoint: Path, kind: str, state: dict[str, Any]) -> None:
-    """Save where a run is.
+    """Save a checkpoint.
 
     Raises:
-        OSError: There is no room; the message says what is left.
+        OSError: The disk is full. The message says whether an earlier checkpoint remains.
     """
     try:
         save_checkpoint(checkpoint, kind, state)
     except OSError as error:
-        why = error.__cause__ or error  # without the path, which is said already
+        reason = error.__cause__ or error  # the cause does not repeat the path
         raise OSError(
-            f"{checkpoint}: the run cannot be saved ({why}); with room for it {resume_hint(checkpoint)}"
+            f"{checkpoint}: cannot save the checkpoint ({reason}); free disk space, then {resume_hint(checkpoint)}"
         ) from error
 
 
 def save_result(path: Path, result: dict[str, Any]) -> None:
-    """Write the result of a run that is finished, which needs no checkpoint any more.
+    """Write the result of a finished run and remove its checkpoint.
 
     Raises:
-        OSError: There is no room. The result is printed where it can be, so that it is not lost.
+        OSError: The disk is full. The result is printed to stdout if possible, so that it is not lost.
     """
     try:
         write_json(path, result)
     except OSError as error:
-        instead = "it is printed instead, to be put there, or "
+        printed = "the result was printed to stdout; "
         try:
             print(json.dumps(result), flush=True)
-        except OSError:  # the output goes to a file on the same disk
-            instead = ""
-        raise OSError(f"{error}; {instead}with room for it {resume_hint(checkpoint_beside(path))}") from error
-    checkpoint_beside(path).unlink(missing_ok=True)
+        except OSError:  # stdout is redirected to the same full disk
+            printed = ""
+        raise OSError(f"{error}; {printed}free disk space, then {resume_hint(checkpoint_path(path))}") from error
+    checkpoint_path(path).unlink(missing_ok=True)
 
 
 def resume_hint(checkpoint: Path) -> str:
-    """What comes of a run that broke off, in words."""
+    """What repeating the command does after a run was interrupted."""
     if checkpoint.exists():
-        return "the same command goes on from what was saved last"
-    return "the same command begins again, as nothing was saved"
+        return "run the same command to resume from the last checkpoint"
+    return "run the same command to start over (no checkpoint was saved)"
 
 
-def differences(found: Any, wanted: Any, name: str = "settings") -> str:
-    """Where two trees of settings differ, in words; nothing where they are equal."""
-    if not (isinstance(found, dict) and isinstance(wanted, dict)):
-        return "" if found == wanted else f"{name} {found!r}, not {wanted!r}"
-    parts = (differences(found.get(key, _ABSENT), wanted.get(key, _ABSENT), key) for key in {**found, **wanted})
-    return ", ".join(filter(None, parts))
+def differences(found: Any, expected: Any, name: str = "settings") -> str:
+    """List the values in which two nested dictionaries differ; an empty string if they are equal."""
+    if not (isinstance(found, dict) and isinstance(expected, dict)):
+        return "" if found == expected else f"{name}: got {found!r}, expected {expected!r}"
+    keys = {**found, **expected}
+    parts = (differences(found.get(key, _ABSENT), expected.get(key, _ABSENT), key) for key in keys)
+    return "; ".join(filter(None, parts))
 
 
 def run_until(
@@ -115,28 +114,28 @@ def run_until(
     save: Callable[[], None],
     finished: Callable[[], bool],
     *,
-    begun: float,
+    started: float,
     time_limit: float | None,
     checkpoint_every: float,
 ) -> bool:
-    """Go on to the end or the time limit, whichever comes first.
+    """Run chunks until the run is finished or the time limit is reached.
 
     Args:
-        chunk: Makes the run a little longer.
-        save: Saves where it is.
-        finished: Says whether it is at its end.
-        begun: Since when the limit counts.
+        chunk: Runs the next chunk.
+        save: Saves a checkpoint.
+        finished: Whether the run is finished.
+        started: `time.monotonic()` at which the time limit starts to count.
         time_limit: Seconds after which to save and stop; None for no limit.
-        checkpoint_every: Seconds between two saves on the way.
+        checkpoint_every: Seconds between checkpoints.
 
     Returns:
-        Whether the end was reached.
+        Whether the run is finished.
     """
-    saved = begun
+    saved = started
     while not finished():
         chunk()
         now = time.monotonic()
-        out_of_time = time_limit is not None and now - begun > time_limit
+        out_of_time = time_limit is not None and now - started > time_limit
         if not finished() and (out_of_time or now - saved > checkpoint_every):
             save()
             saved = time.monotonic()

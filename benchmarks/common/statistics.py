@@ -16,7 +16,7 @@ import numpy as np
 
 COVERAGE = 95
 REPEATS = 2000
-MEAN_REPEATS = 50_000  # means are quick to draw; with fewer it is chance whether intervals that touch overlap
+MEAN_REPEATS = 50_000  # means are cheap; with fewer draws the ends of intervals vary in the printed digits
 
 
 class Estimate(NamedTuple):
@@ -29,13 +29,13 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` finds.
+    """Result of `compare`.
 
     Attributes:
-        tasks: Those that count, because the most complete algorithms have them.
+        tasks: The tasks compared: those that all algorithms with the most tasks have in common.
         iqm: Inter-quartile mean of the normalised scores, by algorithm.
         improvement: Probability that the subject beats the algorithm, by algorithm; empty without the subject.
-        lacking: By algorithm that does not count, those of `tasks` that it has not.
+        lacking: Tasks that are missing, by algorithm; such algorithms are excluded from the comparison.
     """
 
     tasks: tuple[str, ...]
@@ -47,7 +47,7 @@ class Comparison:
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """Mean of the middle half along the last axis, ``(..., count)`` to ``(...)``.
 
-    A quarter of the values, rounded down, is cut at either end.
+    A quarter of the values, rounded down, is dropped at either end.
     """
     ordered = np.sort(scores, axis=-1)
     cut = ordered.shape[-1] // 4
@@ -55,9 +55,9 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def improvement_rate(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Share of pairs in which ours is better, a tie counting half; ``(..., n)`` and ``(..., m)`` to ``(...)``.
+    """Share of pairs in which ours is better; a tie counts half. ``(..., n)`` and ``(..., m)`` to ``(...)``.
 
-    It is the Mann-Whitney U statistic over ``n * m``.
+    This is the Mann-Whitney U statistic divided by ``n * m``.
     """
     ours, theirs = ours[..., :, None], theirs[..., None, :]
     return ((ours > theirs) + 0.5 * (ours == theirs)).mean((-2, -1))
@@ -85,7 +85,7 @@ def improvement_estimate(
     _check(ours)
     _check(theirs)
     if len(ours) != len(theirs):
-        raise ValueError(f"ours and theirs must hold the same tasks, got {len(ours)} and {len(theirs)}")
+        raise ValueError(f"theirs: expected the {len(ours)} tasks of ours, got {len(theirs)}")
     generator = np.random.default_rng(seed)
     drawn = zip(_resample(ours, repeats, generator), _resample(theirs, repeats, generator), strict=True)
     value = np.mean([improvement_rate(a, b) for a, b in zip(ours, theirs, strict=True)])
@@ -93,15 +93,15 @@ def improvement_estimate(
 
 
 def mean_curve(returns: np.ndarray, *, repeats: int = REPEATS, seed: int = 0) -> Estimate:
-    """Mean over seeds at every point of a curve, ``(seeds, points)`` to ``(points,)``, without the failed (NaN).
+    """Mean over seeds at every point of a curve, ``(seeds, points)`` to ``(points,)``; NaN (failed seeds) is ignored.
 
-    A drawn seed is drawn for the whole curve. Points that no seed has reached are NaN.
+    The bootstrap draws whole curves. Points that no seed reached are NaN.
     """
     if returns.ndim != 2 or 0 in returns.shape:
-        raise ValueError(f"returns must be (seeds, points) and not empty, got the shape {returns.shape}")
+        raise ValueError(f"returns: expected a non-empty array (seeds, points), got shape {returns.shape}")
     seeds = len(returns)
     drawn = np.random.default_rng(seed).integers(seeds, size=(repeats, seeds))
-    # how often a seed was drawn, as weights of a mean: no (repeats, seeds, points) is ever held
+    # Count how often each seed was drawn and use the counts as weights: avoids an array (repeats, seeds, points).
     weights = (drawn[:, :, None] == np.arange(seeds)).sum(1).astype(float)
     present = np.isfinite(returns)
     filled = np.where(present, returns, 0.0)
@@ -119,16 +119,16 @@ def compare(
 ) -> Comparison:
     """Compare algorithms on the tasks that those with the most tasks have in common.
 
-    An algorithm that lacks some of these is left out: to aggregate over fewer would change the numbers of the others.
+    An algorithm that lacks some of these tasks is excluded, so that the numbers of the others do not change.
 
     Args:
-        scores: By algorithm and task, normalised scores ``(seeds,)``.
-        subject: The algorithm whose probability of improvement over each other one is wanted.
+        scores: Normalised scores ``(seeds,)``, by algorithm and task.
+        subject: The algorithm whose probability of improvement over each other one is computed.
         repeats: Bootstrap draws.
-        seed: Of the draws, which are the same for every algorithm.
+        seed: Seed of the bootstrap, the same for every algorithm.
     """
     if not scores:
-        raise ValueError("scores must hold at least one algorithm, got none")
+        raise ValueError("scores: expected at least one algorithm, got none")
     most = max(len(own) for own in scores.values())
     complete = [own for own in scores.values() if len(own) == most]
     tasks = tuple(task for task in complete[0] if all(task in own for own in complete))
@@ -148,13 +148,13 @@ def compare(
 def _check(scores: Sequence[np.ndarray]) -> None:
     shapes = [np.shape(own) for own in scores]
     if not shapes or any(len(shape) != 1 or shape == (0,) for shape in shapes):
-        raise ValueError(f"scores must be one array (seeds,) per task, none empty, got the shapes {shapes}")
+        raise ValueError(f"scores: expected one non-empty array (seeds,) per task, got shapes {shapes}")
     if not all(np.isfinite(own).all() for own in scores):
-        raise ValueError("scores must be finite; normalise() gives failed seeds a score")
+        raise ValueError("scores: expected finite values, got NaN or infinity; normalise() gives failed seeds a score")
 
 
 def _resample(scores: Sequence[np.ndarray], repeats: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Per task, ``(repeats, seeds)`` drawn with replacement from its ``(seeds,)``."""
+    """Bootstrap samples ``(repeats, seeds)`` of each task, drawn with replacement."""
     return [own[generator.integers(len(own), size=(repeats, len(own)))] for own in scores]
 
 

@@ -1,4 +1,4 @@
-"""Timing without warm-up, and where the time of a run goes."""
+"""Timing: the clocks of a resumable run, and the median time of a call after warm-up."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ import torch
 
 
 class Stopwatch:
-    """Seconds of a run, without those between a stop and its continuation.
+    """Wall time of a run and of its parts, summed over the processes that worked on it.
 
     Args:
-        clocks: Names of the parts to count; some may run side by side.
+        clocks: Names of the parts; they may overlap in time.
 
     Attributes:
-        begun: When this process began it.
-        seconds: Spent so far, by clock.
+        started: `time.monotonic()` at which this process started the run.
+        seconds: Seconds spent so far, by clock.
     """
 
     def __init__(self, clocks: tuple[str, ...]) -> None:
         """Start now."""
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         self.seconds = dict.fromkeys(clocks, 0.0)
-        self._before = 0.0  # in earlier processes
+        self._before = 0.0  # spent by earlier processes
 
     def total_seconds(self) -> float:
-        """Of the whole run so far."""
-        return self._before + time.monotonic() - self.begun
+        """Wall time of the run so far."""
+        return self._before + time.monotonic() - self.started
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
-        """Count the time spent within."""
-        begun = time.monotonic()
+        """Add the time spent in the `with` block to a clock."""
+        started = time.monotonic()
         try:
             yield
         finally:
-            self.seconds[name] += time.monotonic() - begun
+            self.seconds[name] += time.monotonic() - started
 
     def wall_seconds(self) -> dict[str, float]:
-        """Seconds of the whole and of its parts."""
+        """Seconds in total and by clock."""
         return {"total": self.total_seconds(), **self.seconds}
 
     def continue_from(self, wall_seconds: dict[str, float]) -> None:
-        """Count on from what an earlier process spent; what was spent on getting ready here counts too."""
+        """Add the seconds of earlier processes; those already counted in this process are kept."""
         for name in self.seconds:
             self.seconds[name] += wall_seconds.get(name, 0.0)
         self._before += wall_seconds["total"]
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(work: Callable[[], Any], device: torch.device, *, repeats: int = 3, warm_up: int = 1) -> float:
-    """Median time of one call, after `warm_up` calls that are not counted."""
+    """Median seconds of one call, after `warm_up` calls that are not timed."""
     for _ in range(warm_up):
         work()
     times = []
     for _ in range(repeats):
         synchronise(device)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
         synchronise(device)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return statistics.median(times)

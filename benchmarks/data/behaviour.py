@@ -1,4 +1,4 @@
-"""Behaviour policies: snapshots of runs of our own, of SAC as a rule, that regenerated data sets are played with.
+"""Behaviour policies of regenerated data sets: snapshots taken from runs of online_dmc.py.
 
     python benchmarks/online_dmc.py --env Hopper-v5 --algo sac --keep-policies policies ...
     python -m synther_replay.benchmarks.data.behaviour pick --result results/online/Hopper-v5/sac.json \
@@ -6,9 +6,9 @@
     python -m synther_replay.benchmarks.data.behaviour pick --result longer/Hopper-v5/sac.json \
         --policies policies --agent 0 --expert
 
-The first pick takes the first snapshot that reaches a return as `medium`, and those on the way to it as `replay`; the
-second takes the best one as `expert` and leaves the others as they are. ``policies/<task>`` has one file
-per policy and a manifest: where each comes from, what it earned there, and what it earns where actions are drawn.
+The first `pick` stores the first snapshot that reaches the given return as `medium` and the snapshots before it as
+`replay`. The second stores the best snapshot as `expert` and leaves the others unchanged. ``policies/<task>`` has one
+file per policy and a manifest with the origin of each, its return in the run and its return with sampled actions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from synther_replay.errors import CheckpointError
 
 FOLDER = Path(__file__).parent / "policies"
 _MANIFEST = "manifest.json"
-_ORIGIN = ("command", "commit", "machine", "versions")  # what a result says of its run, and the manifest repeats
+_ORIGIN = ("command", "commit", "machine", "versions")  # keys of a result that are copied to the manifest
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Snapshot:
     """One policy.
 
     Attributes:
-        file: Its name, beside the manifest.
-        sha256: Of the file.
-        step: Environment steps after which it was kept.
-        seed: Of its agent in the run.
-        run_return: Mean of deterministic episodes, as the run found it.
-        mean_return: Mean of `episodes` with actions that are drawn, as data have them.
-        std_return: Their standard deviation.
-        episodes: Their number.
+        file: File name, in the folder of the manifest.
+        sha256: Digest of the file.
+        step: Environment steps after which it was saved.
+        seed: Seed of its agent in the run.
+        run_return: Mean return of the deterministic policy, as evaluated in the run.
+        mean_return: Mean return with sampled actions, as in the data sets.
+        std_return: Standard deviation of that return.
+        episodes: Number of episodes of that measurement.
     """
 
     file: str
@@ -67,16 +67,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What there is of a task.
+    """The behaviour policies of a task.
 
     Attributes:
-        task: Its name.
-        folder: Of the files.
-        random_steps: With which the run of `replay` began.
-        medium: A policy on the way to an expert.
-        expert: As good as the run got.
-        replay: Snapshots on the way to `medium`, which is the last one.
-        runs: Command, commit, machine and versions of the runs behind "medium" and "expert", and how they were picked.
+        task: Name of the task.
+        folder: Folder of the files.
+        random_steps: Random steps at the start of the run of `replay`.
+        medium: A partially trained policy.
+        expert: The best policy of its run.
+        replay: Snapshots up to `medium`, which is the last one.
+        runs: Command, commit, machine and versions of the runs of "medium" and "expert", and the `pick` command.
     """
 
     task: str
@@ -89,10 +89,10 @@ class Behaviour:
 
     @classmethod
     def read(cls, task: str, root: Path = FOLDER) -> Behaviour:
-        """What the manifest of a task says; without a manifest there is nothing.
+        """Read the manifest of a task; without a manifest, there are no policies.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The manifest is damaged.
         """
         folder = root / task
         path = folder / _MANIFEST
@@ -105,10 +105,10 @@ class Behaviour:
         except FileNotFoundError:
             return cls(task, folder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: is damaged: {error!r}") from error
+            raise ValueError(f"{path}: manifest is damaged: {error!r}") from error
 
     def write(self) -> None:
-        """Write the manifest, and remove policies that it does not name."""
+        """Write the manifest and remove policy files that it does not list."""
         used = {s.file: s for s in (*self.replay, self.medium, self.expert) if s is not None}
         content = {
             "task": self.task,
@@ -125,16 +125,18 @@ class Behaviour:
                 path.unlink()
 
     def policy(self, snapshot: Snapshot) -> Policy:
-        """Load one of its policies.
+        """Load the policy of a snapshot.
 
         Raises:
-            ValueError: The file is missing, damaged, or another one than the manifest describes.
+            ValueError: The file is missing, or its digest differs from the manifest.
         """
         path = self.folder / snapshot.file
         if not path.is_file():
-            raise ValueError(f"{path}: {_MANIFEST} names it, but there is no such file")
-        if _digest(path) != snapshot.sha256:
-            raise ValueError(f"{path}: is damaged, or not the policy that {_MANIFEST} describes")
+            raise ValueError(f"{path}: file is missing, but {_MANIFEST} lists it")
+        if (found := _digest(path)) != snapshot.sha256:
+            raise ValueError(
+                f"{path}: damaged or replaced (got sha256 {found}, expected {snapshot.sha256} from {_MANIFEST})"
+            )
         return load_policies(path)[0]
 
 
@@ -143,16 +145,16 @@ def _digest(path: Path) -> str:
 
 
 class Run:
-    """One agent of a finished run with its kept policies.
+    """One agent of a finished run and its saved policies.
 
     Args:
-        result: JSON file of the run.
-        policies: Folder that was given to ``--keep-policies``.
-        agent: Its number, from 0.
+        result: Result file of the run.
+        policies: Folder given to ``--keep-policies``.
+        agent: Index of the agent.
     """
 
     def __init__(self, result: Path, policies: Path, agent: int) -> None:
-        """Find what was kept."""
+        """Find the saved policies."""
         self.result, self.agent = result, agent
         try:
             content = json.loads(result.read_text())
@@ -162,67 +164,70 @@ class Run:
             seeds, curve = content["seeds"], content["curve"]
             self.origin = {key: content[key] for key in _ORIGIN}
             if not 0 <= agent < len(seeds):
-                raise ValueError(f"agent: expected 0 to {len(seeds) - 1}, got {agent}")
+                raise ValueError(f"--agent: expected 0 to {len(seeds) - 1}, got {agent}")
             self.seed: int = seeds[agent]
             returns = {point["step"]: point["returns"][agent] for point in curve}
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{result}: is not a result of online_dmc.py: {error!r}") from error
+            raise ValueError(f"{result}: not a result file of online_dmc.py: {error!r}") from error
         self._folder: Path = policies / self.task / result.stem
-        # An agent that failed has none, or NaN.
+        # The return of a failed agent is None or NaN.
         self.returns: dict[int, float] = {
             step: value
             for step, value in sorted(returns.items())
             if value is not None and math.isfinite(value) and self._file(step).is_file()
         }
         if not self.returns:
-            raise ValueError(f"policies: {self._folder} has none of the policies of {result}")
+            raise ValueError(f"--policies: no policies of {result} in {self._folder}")
 
     def _file(self, step: int) -> Path:
         return self._folder / f"{step}.safetensors"
 
-    def first_reaching(self, wanted: float) -> int:
-        """The step of the first snapshot with such a return."""
+    def first_reaching(self, target: float) -> int:
+        """Step of the first snapshot whose return is at least `target`."""
         for step, value in self.returns.items():
-            if value >= wanted:
+            if value >= target:
                 return step
         best = max(self.returns.values())
-        raise ValueError(f"medium-return: agent {self.agent} of {self.result} reaches {best}, not {wanted}")
+        raise ValueError(
+            f"--medium-return: expected at most {best}, the best return of agent {self.agent} in {self.result}, "
+            f"got {target}"
+        )
 
     def best(self) -> int:
-        """The step of the snapshot with the greatest return."""
+        """Step of the snapshot with the highest return."""
         return max(self.returns, key=self.returns.__getitem__)
 
     def keep(self, step: int, folder: Path, episodes: int) -> Snapshot:
-        """Copy a policy, and measure it with actions that are drawn."""
+        """Copy a policy to `folder` and measure its return with sampled actions."""
         policies = load_policies(self._file(step))
         if self.agent >= len(policies):
-            raise ValueError(f"agent: {self._file(step)} has the policies of {len(policies)} agents, got {self.agent}")
+            raise ValueError(f"--agent: {self._file(step)} has {len(policies)} agents, got agent {self.agent}")
         chosen = policies[self.agent].layers
         layers = Layers({name: torch.from_numpy(part).unsqueeze(0) for name, part in chosen.items()})
         path = folder / f"{self.algorithm}-{self.seed}-{step}.safetensors"
         save_policies(path, layers)
-        returns = drawn_returns(self.task, load_policies(path)[0], episodes)
+        returns = sampled_returns(self.task, load_policies(path)[0], episodes)
         mean, deviation = (round(float(number), 2) for number in (returns.mean(), returns.std()))
         return Snapshot(path.name, _digest(path), step, self.seed, self.returns[step], mean, deviation, episodes)
 
 
-def drawn_returns(task: str, policy: Policy, episodes: int) -> np.ndarray:
-    """Returns ``(episodes,)`` of a policy whose actions are drawn, always in the same episodes."""
-    player = Episodes(task, policy)
-    return np.array([player.play(derive_seed(0, k))["rewards"].sum(dtype=np.float64) for k in range(episodes)])
+def sampled_returns(task: str, policy: Policy, episodes: int) -> np.ndarray:
+    """Returns ``(episodes,)`` of a policy with sampled actions; the seeds of the episodes are fixed."""
+    source = Episodes(task, policy)
+    return np.array([source.rollout(derive_seed(0, k))["rewards"].sum(dtype=np.float64) for k in range(episodes)])
 
 
 def evenly_spaced(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of some steps with about the same distances between them, the first and the last among them."""
+    """Select at most `count` of the steps, about evenly spaced, including the first and the last."""
     wanted = np.linspace(steps[0], steps[-1], max(count, 2))
     return sorted({min(steps, key=lambda step: abs(step - goal)) for goal in wanted})
 
 
 def pick_medium(behaviour: Behaviour, run: Run, wanted: float, *, count: int, episodes: int) -> Behaviour:
-    """The first snapshot that reaches a return, and at most `count` up to it, from where learning begins."""
+    """Store the first snapshot that reaches a return as medium, and at most `count` snapshots up to it as replay."""
     medium = run.first_reaching(wanted)
     steps = [step for step in run.returns if step <= medium]
-    # Before learning begins all snapshots are the same.
+    # All snapshots before training starts are equal; keep the last of them.
     begin = max((step for step in steps if step <= run.random_steps), default=steps[0])
     chosen = evenly_spaced([step for step in steps if step >= begin], count)
     replay = tuple(run.keep(step, behaviour.folder, episodes) for step in chosen)
@@ -231,7 +236,7 @@ def pick_medium(behaviour: Behaviour, run: Run, wanted: float, *, count: int, ep
 
 
 def pick_expert(behaviour: Behaviour, run: Run, *, episodes: int) -> Behaviour:
-    """The best snapshot."""
+    """Store the best snapshot as expert."""
     expert = run.keep(run.best(), behaviour.folder, episodes)
     return replace(behaviour, expert=expert, runs={**behaviour.runs, "expert": run.origin})
 
@@ -240,14 +245,14 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     pick = parser.add_subparsers(required=True).add_parser("pick", help="choose policies from a run")
-    pick.add_argument("--result", type=Path, required=True, help="JSON file of the run")
-    pick.add_argument("--policies", type=Path, required=True, help="folder that was given to --keep-policies")
-    pick.add_argument("--agent", type=int, default=0, help="number of the agent in the run, from 0")
-    what = pick.add_mutually_exclusive_group(required=True)
-    what.add_argument("--medium-return", type=float, help="that the medium policy is the first to reach")
-    what.add_argument("--expert", action="store_true", help="choose the best policy as the expert")
-    pick.add_argument("--snapshots", type=int, default=10, help="greatest number of policies up to the medium one")
-    pick.add_argument("--episodes", type=int, default=20, help="to measure each policy with")
+    pick.add_argument("--result", type=Path, required=True, help="result file of the run")
+    pick.add_argument("--policies", type=Path, required=True, help="folder given to online_dmc.py --keep-policies")
+    pick.add_argument("--agent", type=int, default=0, help="index of the agent in the run (0)")
+    role = pick.add_mutually_exclusive_group(required=True)
+    role.add_argument("--medium-return", type=float, help="choose the first policy with at least this return as medium")
+    role.add_argument("--expert", action="store_true", help="choose the best policy as expert")
+    pick.add_argument("--snapshots", type=int, default=10, help="largest number of policies up to the medium one (10)")
+    pick.add_argument("--episodes", type=int, default=20, help="episodes to measure each policy with (20)")
     pick.add_argument("--out", type=Path, default=FOLDER, help="folder of the behaviour policies")
     args = parser.parse_args()
     try:
@@ -276,8 +281,8 @@ def main() -> int:
         return 2
     for snapshot in (behaviour.expert,) if args.expert else behaviour.replay:
         assert snapshot is not None
-        drawn = f"{snapshot.mean_return:.0f} +- {snapshot.std_return:.0f}"
-        print(f"{snapshot.file}: {snapshot.run_return:.0f} in the run, {drawn} with actions drawn")
+        sampled = f"{snapshot.mean_return:.0f} +- {snapshot.std_return:.0f}"
+        print(f"{snapshot.file}: return {snapshot.run_return:.0f} in the run, {sampled} with sampled actions")
     return 0
 
 

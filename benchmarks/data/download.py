@@ -1,4 +1,4 @@
-"""Where the files of data sets lie: D4RL's names and addresses, the folders to look in, and the download."""
+"""Files of data sets: D4RL's names and addresses, the folders to search, and the download."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from urllib.request import Request, urlopen
 from tqdm import tqdm
 
 HOST = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
-REGENERATED = "-regen"  # how the name of every set ends that was made here, by D4RL's recipe
+REGENERATED = "-regen"  # suffix of the names of regenerated data sets
 
-# The variable of the environment that names the folder, and where it is in the home of the user.
+# Environment variable that names the folder, and the default folder in the home directory.
 _D4RL_FOLDERS = "D4RL_DATASET_DIR", ".d4rl"
 _OWN_FOLDERS = "SYNTHER_REPLAY_DATASETS", ".synther_replay"
 
 _MAZES = ("umaze", "medium", "large")
-_ANT_MAZES = {  # maze, whether it has several starts, and several goals
+_ANT_MAZES = {  # maze, several starts, several goals
     "umaze": ("u-maze", False, False),
     "umaze-diverse": ("u-maze", True, True),
     "medium-play": ("big-maze", True, False),
@@ -35,8 +35,8 @@ _KITCHENS = {
     "mixed": "kitchen_microwave_kettle_bottomburner_light",
 }
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_BLOCK = 1 << 20  # bytes received at a time
-_PATIENCE = 30  # seconds without a byte
+_BLOCK = 1 << 20  # bytes per read
+_TIMEOUT = 30  # seconds without data
 
 
 def _addresses() -> dict[str, str]:
@@ -56,7 +56,7 @@ def _addresses() -> dict[str, str]:
 
 
 ADDRESSES = _addresses()
-"""Below `HOST`, by the official name; a file keeps the last part of its address as its name on disk."""
+"""Paths below `HOST`, by official name; the last part of the path is the file name on disk."""
 
 _RUNS = "random", "medium-replay", "medium", "medium-expert"
 RECIPES = tuple(
@@ -64,29 +64,29 @@ RECIPES = tuple(
     for task, kinds in (("halfcheetah", _RUNS), ("hopper", _RUNS), ("walker2d", _RUNS), ("maze2d", _MAZES))
     for kind in kinds
 )
-"""What `make_datasets.py` can regenerate."""
+"""Data sets that `make_datasets.py` can regenerate."""
 
 
 def file_name(name: str) -> str:
-    """Of a data set on disk, as D4RL has it."""
+    """File name of a data set, as D4RL uses it."""
     return ADDRESSES[name].rpartition("/")[2] if name in ADDRESSES else f"{name}.hdf5"
 
 
 def regenerated_folder() -> Path:
-    """Where regenerated sets are kept."""
+    """Default folder of regenerated data sets."""
     return _folders(*_OWN_FOLDERS)[0]
 
 
 def locate(name: str, folder: Path | None = None, *, download: bool = True) -> Path:
-    """The file of a data set: from the first folder that has it, else from D4RL's server.
+    """Path of a data set's file: in the first folder that has it, else downloaded from D4RL's server.
 
     Args:
-        name: Official, or ending in `REGENERATED`.
-        folder: To look in first, and to download to.
-        download: Whether to ask the server.
+        name: Official name, or a name that ends in `REGENERATED`.
+        folder: Folder to search first, and to download to.
+        download: Whether to download a missing file.
 
     Raises:
-        FileNotFoundError: There is none; the message says where it was sought and how to regenerate it.
+        FileNotFoundError: The file was not found. The message lists the folders and how to regenerate the data set.
     """
     usual = _OWN_FOLDERS if name.endswith(REGENERATED) else _D4RL_FOLDERS
     folders = [*([Path(folder)] if folder else []), *_folders(*usual)]
@@ -99,33 +99,33 @@ def locate(name: str, folder: Path | None = None, *, download: bool = True) -> P
         try:
             return fetch(f"{HOST}/{ADDRESSES[name]}", folders[0] / files[0])
         except OSError as error:
-            failure = f", the download failed ({error})"
-    sought = f"{name}: there is no {' or '.join(files)} in {' or '.join(map(str, folders))}"
-    raise FileNotFoundError(f"{sought}{failure}; {_way_out(name)}")
+            failure = f"; download failed ({error})"
+    searched = f"{name}: no {' or '.join(files)} in {' or '.join(map(str, folders))}"
+    raise FileNotFoundError(f"{searched}{failure}; {_missing_hint(name)}")
 
 
 def _folders(variable: str, home: str) -> list[Path]:
-    """What the environment says, then the usual place."""
+    """The folder of the environment variable, if set, then the default folder."""
     given = os.environ.get(variable)
     return [*([Path(given).expanduser()] if given else []), Path.home() / home / "datasets"]
 
 
-def _way_out(name: str) -> str:
-    """What someone can do who has not got the file."""
+def _missing_hint(name: str) -> str:
+    """What to do about a missing file."""
     plain = re.sub(rf"(-v\d+|{REGENERATED})$", "", name)
     if plain in RECIPES:
-        return f"`python benchmarks/make_datasets.py {plain}` makes {plain}{REGENERATED} by D4RL's recipe"
+        return f"run `python benchmarks/make_datasets.py {plain}` to generate {plain}{REGENERATED}"
     if name in ADDRESSES:
-        return "there is no recipe to regenerate it"
+        return "this data set cannot be regenerated"
     near = difflib.get_close_matches(name, [*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES)], n=3)
-    return f"no set of that name is known, near are {', '.join(near)}" if near else "no set of that name is known"
+    return f"unknown data set; did you mean {', '.join(near)}?" if near else "unknown data set"
 
 
 def fetch(url: str, target: Path) -> Path:
-    """Download an HDF5 file; what there is of an unfinished one lies beside it as ``.part`` and is continued.
+    """Download an HDF5 file. An incomplete download is kept as ``<target>.part`` and resumed.
 
     Raises:
-        OSError: It did not arrive whole; there is nothing new under the name of `target`.
+        OSError: The download is incomplete or not an HDF5 file; `target` is unchanged.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -133,44 +133,45 @@ def fetch(url: str, target: Path) -> Path:
     except (HTTPException, URLError) as error:
         raise OSError(f"{url}: {getattr(error, 'reason', error)!r}") from error
     if part.stat().st_size != size:
-        raise OSError(f"{url}: {part.stat().st_size} of {size} bytes came, the next attempt continues {part}")
+        raise OSError(f"{url}: got {part.stat().st_size} of {size} bytes; the next attempt resumes {part}")
     with part.open("rb") as file:
         if file.read(len(_HDF5_SIGNATURE)) != _HDF5_SIGNATURE:
-            part.unlink()  # such as the login page of a network: continuing would not mend it
-            raise OSError(f"{url}: what came is no HDF5 file")
+            part.unlink()  # for example the login page of a network; resuming would not help
+            raise OSError(f"{url}: the downloaded file is not HDF5")
     os.replace(part, target)
     return target
 
 
 def _receive(url: str, part: Path) -> int:
-    """Append what is missing; returns the size of the whole file."""
+    """Download the missing bytes to `part`; returns the size of the whole file."""
     have = part.stat().st_size if part.exists() else 0
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with urlopen(request, timeout=_PATIENCE) as answer:
-            length, continued = answer.headers.get("Content-Length", ""), answer.status == 206
+        with urlopen(request, timeout=_TIMEOUT) as response:
+            length, resumed = response.headers.get("Content-Length", ""), response.status == 206
             if not length.isdecimal():
-                raise OSError(f"{url}: the server does not say how many bytes there are")
-            if continued and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-                raise OSError(f"{url}: the server does not continue at byte {have}")
-            have = have if continued else 0  # a server that cannot continue sends all of it
+                raise OSError(f"{url}: the server sent no Content-Length")
+            sent = response.headers.get("Content-Range", "")
+            if resumed and not sent.startswith(f"bytes {have}-"):
+                raise OSError(f"{url}: Content-Range: got {sent!r}, expected a range from byte {have}")
+            have = have if resumed else 0  # a server without range requests sends the whole file
             size = have + int(length)
             part.parent.mkdir(parents=True, exist_ok=True)
             label = part.name.removesuffix(".part")
             with (
-                part.open("ab" if continued else "wb") as file,
+                part.open("ab" if resumed else "wb") as file,
                 tqdm(total=size, initial=have, desc=label, unit="B", unit_scale=True, disable=None) as bar,
             ):
-                while block := answer.read(_BLOCK):
+                while block := response.read(_BLOCK):
                     file.write(block)
                     bar.update(len(block))
                 file.flush()
                 os.fsync(file.fileno())
             return size
     except HTTPError as error:
-        if error.code != 416:  # that is: there is no byte after those
+        if error.code != 416:  # 416: no bytes after those already present
             raise OSError(f"{url}: {error}") from error
         if error.headers.get("Content-Range") == f"bytes */{have}":
             return have
-    part.unlink()  # longer than the file, so no part of it
+    part.unlink()  # longer than the file, so it is not a part of it
     return _receive(url, part)

@@ -1,4 +1,4 @@
-"""Collects a regenerated data set and writes it."""
+"""Generate a data set from its recipe and write it."""
 
 from __future__ import annotations
 
@@ -14,97 +14,105 @@ from tqdm import tqdm
 
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.data.download import REGENERATED
-from synther_replay.benchmarks.data.hdf5 import Rows, paired, read, write
+from synther_replay.benchmarks.data.hdf5 import Rows, read, to_transitions, write
 from synther_replay.benchmarks.data.recipes import Recipe
 from synther_replay.benchmarks.data.registry import normalised_score
 from synther_replay.benchmarks.data.rollouts import RolloutPool
 from synther_replay.benchmarks.environments.maze2d import MAZES
 from synther_replay.common.seeding import derive_seed
 
-_SAME = ("rows", "seed", "policies")  # attributes that say what is in a set of some name; the recipe is in words
+_IDENTITY = ("rows", "seed", "policies")  # attributes that determine the content; "recipe" is only a description
 
 
-def collect(made_by: Recipe, seed: int, pool: RolloutPool, progress: Callable[[int], Any]) -> tuple[Rows, list[Any]]:
-    """Play a data set.
+def collect(recipe: Recipe, seed: int, pool: RolloutPool, progress: Callable[[int], Any]) -> tuple[Rows, list[Any]]:
+    """Collect the rows of a data set.
 
-    Episodes stay whole, as they do in a replay buffer: the last one of a part is taken from the next part's rows. Only
-    the end of the set cuts one, which then ends without a flag, as D4RL's do.
+    Rollouts stay complete, as in a replay buffer: the last one of a part extends into the rows of the next part. Only
+    the end of the data set cuts a rollout, which then ends without a flag, as in D4RL.
 
     Args:
-        made_by: Its recipe.
-        seed: Of the set.
-        pool: Plays.
-        progress: Is told how many rows have come, again and again.
+        recipe: The recipe.
+        seed: Seed of the data set.
+        pool: Runs the rollouts.
+        progress: Called with the number of new rows after each rollout.
 
     Returns:
-        The rows, and of each part its label, rows and pieces.
+        The rows, and for each part its label, number of rows and number of rollouts.
     """
-    total, filled, end = made_by.rows, 0, 0
+    total, filled, end = recipe.rows, 0, 0
     rows: Rows = {}
     parts = []
-    for number, part in enumerate(made_by.parts):
+    for number, part in enumerate(recipe.parts):
         end += part.rows
-        # A piece has its own stream in each recipe and part: what plays before it does not matter.
-        seeds = partial(derive_seed, seed, zlib.crc32(made_by.name.encode()), number)
-        begun, pieces = filled, 0
-        for piece in pool.pieces(part.player, seeds, end - filled):
-            rows = rows or {key: np.empty((total, *values.shape[1:]), values.dtype) for key, values in piece.items()}
-            count = min(len(piece["rewards"]), total - filled)
-            for key, values in piece.items():
-                rows[key][filled : filled + count] = values[:count]
-            filled += count
-            pieces += 1
-            progress(count)
-        parts.append({"player": part.label, "rows": filled - begun, "pieces": pieces})
+        # The seed of a rollout depends on recipe, part and number only, and not on what was collected before.
+        seeds = partial(derive_seed, seed, zlib.crc32(recipe.name.encode()), number)
+        first, count = filled, 0
+        for rollout in pool.rollouts(part.source, seeds, end - filled):
+            rows = rows or {key: np.empty((total, *values.shape[1:]), values.dtype) for key, values in rollout.items()}
+            length = min(len(rollout["rewards"]), total - filled)
+            for key, values in rollout.items():
+                rows[key][filled : filled + length] = values[:length]
+            filled += length
+            count += 1
+            progress(length)
+        parts.append({"player": part.label, "rows": filled - first, "pieces": count})
     return rows, parts
 
 
-def earned(name: str, rows: Rows) -> dict[str, Any]:
-    """Returns of the whole episodes in a set, as its reader will find them, and D4RL's score of them."""
+def return_summary(name: str, rows: Rows) -> dict[str, Any]:
+    """Mean, standard deviation and number of the complete episodes' returns, and their D4RL score."""
     task, _, kind = name.partition("-")
-    _, returns = paired(rows, limit=1_000, where=name)
+    _, returns = to_transitions(rows, limit=1_000, where=name)
     mean, deviation = (float(returns.mean()), float(returns.std())) if len(returns) else (None, None)
-    # In a maze an episode of the data is the way to one cell, one of the task has a fixed number of steps.
+    # An episode of maze data ends at a target cell; an episode of the task has a fixed number of steps.
     scored = float(rows["rewards"].mean(dtype=np.float64)) * MAZES[kind].limit if task == "maze2d" else mean
     score = None if scored is None else normalised_score(name + REGENERATED, scored)
     return {"mean": mean, "std": deviation, "episodes": len(returns), "score": score}
 
 
-def identity(made_by: Recipe, seed: int) -> dict[str, Any]:
-    """The attributes that say what is in a set."""
-    return {"recipe": made_by.sentence, "rows": made_by.rows, "seed": seed, "policies": made_by.policies}
+def identity(recipe: Recipe, seed: int) -> dict[str, Any]:
+    """File attributes that identify the content of a data set."""
+    return {"recipe": recipe.description, "rows": recipe.rows, "seed": seed, "policies": recipe.policies}
 
 
-def make(made_by: Recipe, seed: int, path: Path, pool: RolloutPool) -> dict[str, Any]:
-    """Play a data set and write it; until it is whole there is nothing at `path`. Returns its attributes."""
-    with tqdm(total=made_by.rows, desc=path.stem, unit=" rows", unit_scale=True, disable=None) as bar:
-        rows, parts = collect(made_by, seed, pool, bar.update)
+def make(recipe: Recipe, seed: int, path: Path, pool: RolloutPool) -> dict[str, Any]:
+    """Collect a data set and write it atomically to `path`; returns its attributes."""
+    with tqdm(total=recipe.rows, desc=path.stem, unit=" rows", unit_scale=True, disable=None) as bar:
+        rows, parts = collect(recipe, seed, pool, bar.update)
     made_with = origin(torch.device("cpu"))
     attributes = {
-        # What makes this set anywhere: folders and numbers of processes are of this machine only.
-        "command": f"python benchmarks/make_datasets.py {made_by.name} --rows {made_by.rows} --seed {seed}",
+        # Reproduces the content on any machine: folder and number of processes are left out.
+        "command": f"python benchmarks/make_datasets.py {recipe.name} --rows {recipe.rows} --seed {seed}",
         "commit": made_with["commit"],
         "versions": made_with["versions"],
-        "name": made_by.name + REGENERATED,
-        **identity(made_by, seed),
+        "name": recipe.name + REGENERATED,
+        **identity(recipe, seed),
         "parts": parts,
-        "returns": earned(made_by.name, rows),
+        "returns": return_summary(recipe.name, rows),
     }
     write(path, rows, attributes)
     return attributes
 
 
-def is_there(path: Path, wanted: dict[str, Any]) -> bool:
-    """Whether a file holds the set that is wanted.
+def already_generated(path: Path, expected: dict[str, Any]) -> bool:
+    """Whether `path` holds the data set with these attributes.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: The file exists with other content.
     """
     if not path.exists():
         return False
     _, attributes = read(path)
-    other = [key for key in _SAME if attributes.get(key) != wanted[key]]
-    if other:
-        shown = ", ".join(f"{key} {attributes.get(key)!r}" for key in other if key != "policies") or "other policies"
-        raise ValueError(f"{path}: is another set, with {shown}")
+    different = [key for key in _IDENTITY if attributes.get(key) != expected[key]]
+    if different:
+        shown = "; ".join(_difference(key, attributes.get(key), expected[key]) for key in different)
+        raise ValueError(f"{path}: file exists with other content ({shown})")
     return True
+
+
+def _difference(key: str, found: Any, expected: Any) -> str:
+    if key == "policies":  # digests by file name
+        found, expected = (", ".join(sorted(files or {})) or "none" for files in (found, expected))
+        if found == expected:
+            return f"policies: other digests of {found}"
+    return f"{key}: got {found}, expected {expected}"

@@ -1,4 +1,4 @@
-"""D4RL's HDF5 format: files read with all that can be wrong with them, rows paired into transitions, files written."""
+"""D4RL's HDF5 format: reading with validation, conversion of rows to transitions, and writing."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 from synther_replay.persistence.atomic import replacing
 
 Rows = dict[str, np.ndarray]
-"""Arrays of one length: vectors ``(n, columns)`` in float32, rewards ``(n,)`` in float32, flags ``(n,)`` in bool."""
+"""Arrays of equal length: vectors ``(n, columns)`` in float32, rewards ``(n,)`` in float32, flags ``(n,)`` in bool."""
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _KEYS = (*REQUIRED, "next_observations", "timeouts")
 _VECTORS = ("observations", "actions", "next_observations")
 _FLAGS = ("terminals", "timeouts")
-_CHUNK = 4_096  # rows under one checksum
+_CHUNK = 4_096  # rows per HDF5 chunk, which has one checksum
 
 
 def read(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """The rows of a file and the attributes of its root, decoded where `write` made them.
+    """Read the rows of a file and the attributes of its root group, JSON-decoded if `write` wrote them.
 
     Raises:
-        ValueError: It is no HDF5 file, or a damaged one, or its arrays are no data set.
+        ValueError: The file is not HDF5, is damaged, or its arrays are not a valid data set.
     """
     h5py = _h5py()
     try:
@@ -35,62 +35,62 @@ def read(path: Path) -> tuple[Rows, dict[str, Any]]:
             arrays = {key: file[key][()] for key in _KEYS if isinstance(file.get(key), h5py.Dataset)}
             attributes = {key: _decoded(value) for key, value in file.attrs.items()}
     except Exception as error:  # a damaged file makes h5py raise errors of nearly every kind
-        raise ValueError(f"{path}: cannot be read as HDF5: {error}") from error
-    return checked(arrays, path), attributes
+        raise ValueError(f"{path}: cannot read the file as HDF5: {error}") from error
+    return validated(arrays, path), attributes
 
 
-def checked(arrays: Mapping[str, Any], where: object) -> Rows:
-    """Arrays under D4RL's keys as rows, after everything that can be wrong with them.
+def validated(arrays: Mapping[str, Any], where: object) -> Rows:
+    """Validate arrays under D4RL's keys and convert them to `Rows`.
 
     Args:
-        arrays: Those of `REQUIRED`, with or without ``next_observations`` and ``timeouts``; others are left out.
-        where: They come from, for the messages.
+        arrays: Those of `REQUIRED`, optionally ``next_observations`` and ``timeouts``; other keys are ignored.
+        where: Source of the arrays, for error messages.
 
     Raises:
-        ValueError: One is missing, not of numbers, of another shape or length, not finite, a flag neither 0 nor 1.
+        ValueError: An array is missing, not numeric, non-finite, has a wrong shape or length, or a flag is not 0 or 1.
     """
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
-        raise ValueError(f"{where}: there are no {', '.join(missing)}")
+        raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(REQUIRED)}")
     rows = {key: _field(key, np.asarray(arrays[key]), where) for key in _KEYS if key in arrays}
     if len({len(values) for values in rows.values()}) > 1:
         lengths = ", ".join(f"{key} {len(values)}" for key, values in rows.items())
-        raise ValueError(f"{where}: the arrays have different lengths: {lengths}")
-    shape, following = rows["observations"].shape, rows.get("next_observations", rows["observations"]).shape
-    if following != shape:
-        raise ValueError(f"{where}: next_observations: expected shape {shape} as observations have, got {following}")
-    _refuse_unfinite(rows, where)
+        raise ValueError(f"{where}: expected arrays of equal length, got {lengths}")
+    shape, next_shape = rows["observations"].shape, rows.get("next_observations", rows["observations"]).shape
+    if next_shape != shape:
+        raise ValueError(f"{where}: next_observations: expected shape {shape}, as observations, got {next_shape}")
+    _refuse_non_finite(rows, where)
     return rows
 
 
-def paired(rows: Rows, *, limit: int, where: object) -> tuple[Rows, np.ndarray]:
-    """The transitions that D4RL's `qlearning_dataset` keeps, and the returns of all whole episodes ``(episodes,)``.
+def to_transitions(rows: Rows, *, limit: int, where: object) -> tuple[Rows, np.ndarray]:
+    """The transitions that D4RL's `qlearning_dataset` keeps, and the returns of all complete episodes ``(episodes,)``.
 
-    What follows an observation is in the next row, where the file does not say it, so the row at a timeout and the
-    last of the file are no transitions. D4RL leaves them out of every file, also those that say it, and so does this.
-    A terminal row without its own next observation gets the first of the next episode, which no learner looks at, but
-    which a generator learns. D4RL does so also where the file says what followed; here, what the file says is taken.
+    In files without ``next_observations``, the next observation is that of the next row, so rows with a timeout and
+    the last row are not transitions. D4RL drops them from all files, and so does this function. A terminal row gets
+    the first observation of the next episode, which learners ignore but a generator learns. Unlike D4RL, this function
+    uses ``next_observations`` of the file if there are any.
 
-    Of transitions, ``timeouts`` marks the last one before a gap: the one after it is not its continuation.
+    In the result, ``timeouts`` marks transitions whose successor does not continue them.
 
     Args:
-        rows: In the order in which they were collected.
-        limit: Steps of an episode, for rows without ``timeouts``.
-        where: They come from, for the messages.
+        rows: Rows in the order in which they were collected.
+        limit: Steps per episode, for rows without ``timeouts``.
+        where: Source of the rows, for error messages.
 
     Raises:
-        ValueError: There is no transition.
+        ValueError: There are no transitions.
     """
     terminals = rows["terminals"]
     timeouts = rows.get("timeouts")
     if timeouts is None:
-        warnings.warn(f"{where}: has no timeouts, an episode is taken to end after {limit} steps", stacklevel=3)
+        warnings.warn(f"{where}: no timeouts; assuming that episodes end after {limit} steps", stacklevel=3)
         timeouts = _timeouts(terminals, limit)
     kept = ~timeouts
     kept[-1:] = False
     index = np.flatnonzero(kept)
     if not len(index):
-        raise ValueError(f"{where}: there are no transitions in it")
+        raise ValueError(f"{where}: no transitions in {len(terminals)} rows")
     transitions = {key: rows[key][index] for key in REQUIRED}
     own = rows.get("next_observations")
     transitions["next_observations"] = rows["observations"][index + 1] if own is None else own[index]
@@ -99,20 +99,21 @@ def paired(rows: Rows, *, limit: int, where: object) -> tuple[Rows, np.ndarray]:
 
 
 def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Write a data set in one step: on a full disk, or when killed, `path` is as before. Equal sets give equal files.
+    """Write a data set atomically; equal data sets give equal files.
 
     Args:
-        path: Of the file; its folder is made.
-        arrays: Under D4RL's keys, in the order in which they were collected; others, such as ``infos/qpos``, are
-            written as they are.
-        attributes: How the set was made, as JSON values: a regenerated one has at least ``command`` and ``recipe``.
+        path: Path of the file; its folder is created.
+        arrays: Arrays under D4RL's keys, in the order in which rows were collected; other keys, such as
+            ``infos/qpos``, are written unchanged.
+        attributes: How the data set was made, as JSON values; a regenerated one has at least ``command`` and
+            ``recipe``.
 
     Raises:
-        ValueError: The arrays are no data set, `read` would refuse them.
-        OSError: There is no room.
+        ValueError: The arrays are not a valid data set.
+        OSError: The file cannot be written, for example because the disk is full; `path` is unchanged.
     """
-    rows = checked(arrays, path)
-    # HDF5 crashes the interpreter when it cannot write to a disk, so it writes to memory.
+    rows = validated(arrays, path)
+    # HDF5 crashes the interpreter when the disk is full, so the file is built in memory.
     image = io.BytesIO()
     with _h5py().File(image, "w") as file:
         for key, values in {**arrays, **rows}.items():
@@ -129,49 +130,49 @@ def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) 
 
 
 def _field(key: str, values: np.ndarray, where: object) -> np.ndarray:
-    """One array in the shape and type of `Rows`."""
+    """Convert one array to the shape and type of `Rows`."""
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{where}: {key}: expected numbers, got {values.dtype}")
     if key not in _VECTORS and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != (2 if key in _VECTORS else 1) or not values.size:
         expected = "(n, columns)" if key in _VECTORS else "(n,)"
-        raise ValueError(f"{where}: {key}: expected values of shape {expected}, got shape {values.shape}")
+        raise ValueError(f"{where}: {key}: expected shape {expected} and at least one row, got shape {values.shape}")
     if key in _FLAGS:
         known = np.isin(values, (0, 1))
         if not known.all():
             raise ValueError(f"{where}: {key}: expected 0 and 1, got {values[~known][0]}")
         return values.astype(bool)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is counted as such
+    with np.errstate(over="ignore"):  # overflow to infinity is reported as non-finite
         return values.astype(np.float32, copy=False)
 
 
-def _refuse_unfinite(rows: Rows, where: object) -> None:
-    unfinite = {}
+def _refuse_non_finite(rows: Rows, where: object) -> None:
+    bad = {}
     for key in rows.keys() - set(_FLAGS):
         finite = np.isfinite(rows[key])
-        unfinite[key] = ~(finite.all(1) if finite.ndim > 1 else finite)
-    count = int(np.logical_or.reduce([*unfinite.values()]).sum())
+        bad[key] = ~(finite.all(1) if finite.ndim > 1 else finite)
+    count = int(np.logical_or.reduce([*bad.values()]).sum())
     if count:
-        which = ", ".join(f"{key} {unfinite[key].sum()}" for key in _KEYS if key in unfinite and unfinite[key].any())
-        raise ValueError(f"{where}: {count} of {len(rows['rewards'])} rows are not finite in float32: {which}")
+        which = ", ".join(f"{key} {bad[key].sum()}" for key in _KEYS if key in bad and bad[key].any())
+        raise ValueError(f"{where}: {count} of {len(rows['rewards'])} rows are non-finite in float32: {which}")
 
 
 def _timeouts(terminals: np.ndarray, limit: int) -> np.ndarray:
-    """The last row of every `limit` since the latest terminal one."""
+    """Flags of every `limit`-th row since the last terminal row."""
     row = np.arange(len(terminals))
-    begins = np.concatenate([[True], terminals[:-1]])
-    step = row - np.maximum.accumulate(np.where(begins, row, 0))
+    first = np.concatenate([[True], terminals[:-1]])
+    step = row - np.maximum.accumulate(np.where(first, row, 0))
     return np.equal(step % limit, limit - 1)
 
 
 def _returns(rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Sums up to each end; rows after the last one are no whole episode."""
+    """Sum of rewards of each episode; rows after the last end are ignored."""
     return np.diff(np.cumsum(rewards, dtype=np.float64)[ends], prepend=0.0)
 
 
 def _decoded(value: Any) -> Any:
-    """An attribute that `write` made, or one of another file as it is."""
+    """Decode an attribute that `write` wrote; attributes of other files are returned unchanged."""
     try:
         return json.loads(value)
     except (TypeError, ValueError):
@@ -182,5 +183,5 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("HDF5 files need h5py: pip install 'synther-replay[benchmarks]'") from error
+        raise ImportError("reading HDF5 requires h5py: pip install 'synther-replay[benchmarks]'") from error
     return h5py

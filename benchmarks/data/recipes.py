@@ -1,9 +1,12 @@
-"""How D4RL made its data sets, and how they are made again here: by whom, in what order, how many rows each.
+"""Recipes of the regenerated data sets: which policies collect, in what order, how many rows each.
 
-Three things differ. The tasks are Gymnasium's of version 5. Medium-replay, which in D4RL is the replay buffer of a
-run, follows such a run by its snapshots, because the buffer itself would be too large to be kept in a repository. And
-not all policies are of plain SAC: all experts, and those of walker2d, come from SAC with synthetic replay, which gets
-there in fewer steps (`behaviour/<task>/manifest.json` names them).
+They follow D4RL, with three differences:
+
+- The tasks are version 5 of Gymnasium's.
+- D4RL's medium-replay is the replay buffer of a training run. Here it is collected by snapshots of such a run, because
+  the buffer itself is too large for a repository.
+- All experts and the policies of walker2d were trained by SAC with synthetic replay, which needs fewer steps, and not
+  by plain SAC (see `policies/<task>/manifest.json`).
 """
 
 from __future__ import annotations
@@ -28,48 +31,48 @@ _MAZE_ROWS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
 
 
 class MissingPolicyError(LookupError):
-    """There is no policy of the kind that a recipe needs."""
+    """A policy that a recipe needs does not exist."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that follow one another and have the same player.
+    """Consecutive rows of a data set that come from one source.
 
     Attributes:
-        label: Names the player.
-        player: Plays whole pieces: the last one of a part may reach into the rows of the next part.
-        rows: Its share.
+        label: Name of the source.
+        source: Source of the rollouts; the last rollout of a part may extend into the rows of the next part.
+        rows: Number of rows.
     """
 
     label: str
-    player: EpisodeSource
+    source: EpisodeSource
     rows: int
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a data set is made.
+    """How a data set is generated.
 
     Attributes:
         name: One of `RECIPES`.
-        sentence: The recipe in words.
-        parts: One after the other.
-        policies: SHA-256 of each policy that plays, by file.
+        description: The recipe in words.
+        parts: The parts, in order.
+        policies: SHA-256 of each policy, by file name.
     """
 
     name: str
-    sentence: str
+    description: str
     parts: tuple[Part, ...]
     policies: dict[str, str]
 
     @property
     def rows(self) -> int:
-        """Of the whole set."""
+        """Number of rows of the data set."""
         return sum(part.rows for part in self.parts)
 
 
 def default_rows(name: str) -> int:
-    """As many as D4RL's set has."""
+    """Number of rows of D4RL's data set."""
     task, _, kind = name.partition("-")
     if task == "maze2d":
         return _MAZE_ROWS[kind]
@@ -77,22 +80,21 @@ def default_rows(name: str) -> int:
 
 
 def recipe(name: str, rows: int | None = None, root: Path = FOLDER) -> Recipe:
-    """Look a recipe up.
+    """Look up a recipe by name.
 
     Args:
         name: One of `RECIPES`.
-        rows: None for as many as D4RL has.
+        rows: Number of rows; None for as many as D4RL has.
         root: Folder of the behaviour policies.
 
     Raises:
-        ValueError: There is no such recipe, or a policy that it needs is damaged.
-        MissingPolicyError: There is no policy that it needs.
+        ValueError: The name is unknown, or a policy file is damaged.
+        MissingPolicyError: A policy that the recipe needs does not exist.
     """
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=3)
-        raise ValueError(
-            f"name: there is no recipe {name!r}, {'near' if near else 'but'} are {', '.join(near or RECIPES)}"
-        )
+        hint = f"did you mean {', '.join(near)}?" if near else f"expected one of {', '.join(RECIPES)}"
+        raise ValueError(f"name: unknown recipe {name!r}; {hint}")
     rows = default_rows(name) if rows is None else whole_number("rows", rows)
     task, _, kind = name.partition("-")
     if task == "maze2d":
@@ -102,69 +104,72 @@ def recipe(name: str, rows: int | None = None, root: Path = FOLDER) -> Recipe:
 
 def _maze(name: str, size: str, rows: int) -> Recipe:
     walks = Walks(size)
-    sentence = (
-        f"Walks of {walks.length:,} steps through D4RL's maze {size}, to cells drawn at random, by a waypoint "
-        "controller with normal noise of deviation 0.5 on its actions; a timeout marks the end of the way to a cell, "
-        f"and the score is that of the mean reward in the {MAZES[size].limit} steps of an episode."
+    description = (
+        f"Walks of {walks.length:,} steps through D4RL's maze {size}, to random cells, by a waypoint controller with "
+        "normal noise of standard deviation 0.5 on its actions. A timeout marks the arrival at a cell. The score is "
+        f"that of the mean reward times the {MAZES[size].limit} steps of an episode."
     )
-    return Recipe(name, sentence, (Part("waypoints", walks, rows),), {})
+    return Recipe(name, description, (Part("waypoints", walks, rows),), {})
 
 
 def _locomotion(name: str, kind: str, rows: int, behaviour: Behaviour) -> Recipe:
-    """Episodes of policies, None of which stands for uniform actions."""
+    """Episodes of the behaviour policies."""
     task = behaviour.task
-    shares: list[tuple[Snapshot | None, float]]  # in any unit
+    shares: list[tuple[Snapshot | None, float]]  # policy (None: uniform actions) and its share, in any unit
     if kind == "random":
         shares, how = [(None, 1)], "uniform actions"
     elif kind == "medium-replay":
         medium = _needed(name, behaviour, "medium")
         shares = [(None, behaviour.random_steps), *nearest(behaviour.replay, behaviour.random_steps)]
         how = (
-            f"what a run of ours did in the {medium.step:,} steps up to its medium policy ({_described(medium)}), "
-            f"scaled to the number of rows: uniform actions in the first {behaviour.random_steps:,} steps, then "
-            f"actions drawn from the nearest of {len(behaviour.replay)} snapshots, which stand for "
-            "the run's own replay buffer because that is too large to be committed"
+            f"a training run of {medium.step:,} steps up to its medium policy ({_described(medium)}), scaled to the "
+            f"number of rows: uniform actions in the first {behaviour.random_steps:,} steps, then actions sampled from "
+            f"the nearest of {len(behaviour.replay)} snapshots, which replace the run's own replay buffer because "
+            "that is too large to be committed"
         )
     else:
         roles = ("medium", "expert") if kind == "medium-expert" else ("medium",)
         chosen = [_needed(name, behaviour, role) for role in roles]
         shares = [(snapshot, 1) for snapshot in chosen]
-        each = [f"the {role} policy of a run of ours ({_described(s)})" for role, s in zip(roles, chosen, strict=True)]
-        how = "actions drawn from " + ", then as many from ".join(each)
-    players = [snapshot for snapshot, _ in shares]
+        each = [f"the {role} policy of a training run ({_described(s)})" for role, s in zip(roles, chosen, strict=True)]
+        how = "actions sampled from " + ", then as many from ".join(each)
+    snapshots = [snapshot for snapshot, _ in shares]
     parts = [
         Part(s.file if s else "uniform", Episodes(task, behaviour.policy(s) if s else None), share)
-        for s, share in zip(players, split(rows, [share for _, share in shares]), strict=True)
+        for s, share in zip(snapshots, split(rows, [share for _, share in shares]), strict=True)
         if share
     ]
-    sentence = f"Episodes of at most 1,000 steps of {task}: {how}."
-    return Recipe(name, sentence, tuple(parts), {s.file: s.sha256 for s in players if s})
+    description = f"Episodes of at most 1,000 steps of {task}: {how}."
+    return Recipe(name, description, tuple(parts), {s.file: s.sha256 for s in snapshots if s})
 
 
 def _needed(name: str, behaviour: Behaviour, role: str) -> Snapshot:
     found: Snapshot | None = getattr(behaviour, role)
     if found is None:
         option = "--expert" if role == "expert" else "--medium-return"
-        way = f"`python benchmarks/behaviour.py pick {option} ...` takes one from a run of online_dmc.py"
-        raise MissingPolicyError(f"{name}: there is no {role} policy of {behaviour.task} in {behaviour.folder}; {way}")
+        command = f"python -m synther_replay.benchmarks.data.behaviour pick {option} ..."
+        raise MissingPolicyError(
+            f"{name}: no {role} policy of {behaviour.task} in {behaviour.folder}; take one from a run of online_dmc.py "
+            f"with `{command}`"
+        )
     return found
 
 
 def _described(snapshot: Snapshot) -> str:
-    earned = f"{snapshot.mean_return:,.0f} +- {snapshot.std_return:,.0f}"
+    returns = f"{snapshot.mean_return:,.0f} +- {snapshot.std_return:,.0f}"
     algorithm = snapshot.file.partition("-")[0]
-    return f"{algorithm}, seed {snapshot.seed}, {snapshot.step:,} steps, return {earned} with actions drawn"
+    return f"{algorithm}, seed {snapshot.seed}, {snapshot.step:,} steps, return {returns} with sampled actions"
 
 
 def nearest(snapshots: Sequence[Snapshot], begin: int) -> list[tuple[Snapshot, float]]:
-    """For how many of the steps from `begin` to the last snapshot each one is the nearest."""
+    """Each snapshot with the number of steps, from `begin` to the last snapshot, to which it is the nearest."""
     steps = np.array([snapshot.step for snapshot in snapshots], float)
     edges = np.concatenate([[begin], (steps[1:] + steps[:-1]) / 2, steps[-1:]]).clip(begin)
     return list(zip(snapshots, np.diff(edges).tolist(), strict=True))
 
 
 def split(rows: int, shares: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to `shares` that are `rows` in all.
+    """Whole numbers in proportion to `shares` that sum to `rows`.
 
     >>> split(10, [1, 1, 2])
     [2, 3, 5]

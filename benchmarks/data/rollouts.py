@@ -1,6 +1,6 @@
-"""Pieces of data: episodes of a policy and walks through a maze, played in processes and handed over in order.
+"""Rollouts in a process pool: episodes of a policy and walks through a maze, returned in order.
 
-A piece depends on its player and its seed alone, so it does not matter how many processes there are.
+A rollout depends on its source and seed only, so the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from synther_replay.benchmarks.data.waypoints import collect
 from synther_replay.benchmarks.environments.tasks import Environment, make_environment
 from synther_replay.common.seeding import derive_seed
 
-_BLOCK = 2_000  # rows that a process is asked for at once: so many that asking costs nothing, so few that none waits
+_BLOCK = 2_000  # rows per task of the pool: enough to hide its overhead, few enough to keep all processes busy
 
 
 class EpisodeSource(Protocol):
-    """What plays pieces; processes receive it."""
+    """A source of rollouts; it is pickled to worker processes."""
 
     @property
     def length(self) -> int:
-        """Rows of a piece, at most."""
+        """Largest number of rows of a rollout."""
 
-    def play(self, seed: int) -> Rows:
-        """One piece, with all of D4RL's keys and `next_observations`; it ends with a terminal or a timeout."""
+    def rollout(self, seed: int) -> Rows:
+        """One rollout, with D4RL's keys and `next_observations`; its last row is a terminal or a timeout."""
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Plays episodes of a task with actions that are drawn.
+    """Episodes of a task with sampled actions.
 
     Args:
-        task: Its name; its actions lie in [-1, 1].
-        policy: That they are drawn from; None for uniform ones.
-        length: Steps after which an episode times out.
+        task: Name of the task; actions lie in [-1, 1].
+        policy: Policy to sample actions from; None for uniform actions.
+        length: Steps after which an episode is truncated.
     """
 
     task: str
     policy: Policy | None
     length: int = 1_000
 
-    def play(self, seed: int) -> Rows:
+    def rollout(self, seed: int) -> Rows:
         """One episode."""
         environment, rng = _environment(self.task), np.random.default_rng(derive_seed(seed, 1))
         observations = np.empty((self.length + 1, environment.observation_dim), np.float32)
         actions = np.empty((self.length, environment.action_dim), np.float32)
         rewards = np.empty(self.length, np.float32)
-        # All that is drawn is drawn at once: a call takes about as long as a layer of the policy.
+        # Draw all random numbers at once: one call takes about as long as a layer of the policy.
         if self.policy is None:
             actions[:] = rng.uniform(-1, 1, actions.shape)
         else:
@@ -78,37 +78,37 @@ class Episodes:
             "rewards": rewards[:count],
             "next_observations": observations[1 : count + 1],
             "terminals": ends & terminated,
-            "timeouts": ends & (not terminated),  # readers leave timeouts out, and a terminal step must stay
+            "timeouts": ends & (not terminated),  # readers drop rows with a timeout, and a terminal row must stay
         }
 
 
 @cache
 def _environment(task: str) -> Environment:
-    """Of this process, built once."""
+    """The environment of this process, built once."""
     return make_environment(task)
 
 
 @dataclass(frozen=True)
 class Walks:
-    """Plays walks from cell to cell of a maze.
+    """Walks from cell to cell of a maze, by a waypoint controller.
 
     Args:
-        size: Of the maze.
+        size: Size of the maze.
         length: Steps of a walk.
     """
 
     size: str
     length: int = 20_000
 
-    def play(self, seed: int) -> Rows:
+    def rollout(self, seed: int) -> Rows:
         """One walk."""
         rows = collect(self.size, self.length, seed)
-        rows["timeouts"][-1] = True  # the next walk begins elsewhere
+        rows["timeouts"][-1] = True  # the next walk starts elsewhere
         return rows
 
 
 class _InlineExecutor(Executor):
-    """Stands for one process where starting it would take longer than the work."""
+    """Runs tasks in this process, to avoid the start-up time of a single worker."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -117,59 +117,59 @@ class _InlineExecutor(Executor):
 
 
 class RolloutPool:
-    """Processes that play.
+    """A process pool for rollouts.
 
     Args:
-        workers: How many; with one it is this process that plays.
+        workers: Number of processes; with one, rollouts run in this process.
     """
 
     def __init__(self, workers: int) -> None:
-        """Start them when there is something to play."""
-        self._ahead = 2 * workers  # orders under way: one in each process, and one that waits for it
+        """Worker processes start with the first rollout."""
+        self._ahead = 2 * workers  # tasks in the queue: one running per process, and one waiting
         self._pool: Executor = _InlineExecutor()
         if workers > 1:
-            # Each process has a core, so its products want no threads. The variable is read where NumPy is loaded.
+            # One thread per process, as there is one process per core. Read when a worker imports NumPy.
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             self._pool = WorkerPool(workers)
 
-    def pieces(self, player: EpisodeSource, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
-        """Pieces 0, 1, 2, ... until together they have at least so many rows.
+    def rollouts(self, source: EpisodeSource, seed: Callable[[int], int], rows: int) -> Iterator[Rows]:
+        """Yield rollouts 0, 1, 2, ... until they have at least `rows` rows in total.
 
         Args:
-            player: Plays them.
-            seed: Of a piece, by its number.
-            rows: The least number of rows.
+            source: Source of the rollouts.
+            seed: Gives the seed of a rollout by its number.
+            rows: Smallest total number of rows.
         """
-        orders: deque[Future[list[Rows]]] = deque()
-        ordered = pieces = got = 0  # pieces that were asked for, those that came, and their rows
+        tasks: deque[Future[list[Rows]]] = deque()
+        submitted = received = collected = 0  # rollouts submitted, rollouts received, and their rows
         try:
-            while got < rows:
-                length = got / pieces if pieces else player.length
-                while len(orders) < self._ahead:
-                    missing = math.ceil((rows - got) / length) - (ordered - pieces)
-                    if orders and missing < 1:
+            while collected < rows:
+                length = collected / received if received else source.length
+                while len(tasks) < self._ahead:
+                    missing = math.ceil((rows - collected) / length) - (submitted - received)
+                    if tasks and missing < 1:
                         break
                     count = max(1, min(missing, int(_BLOCK / length)))
-                    seeds = [seed(number) for number in range(ordered, ordered + count)]
-                    orders.append(self._pool.submit(_play, player, seeds))
-                    ordered += count
-                for piece in orders.popleft().result():
-                    if got < rows:
-                        got += len(piece["rewards"])
-                        pieces += 1
-                        yield piece
+                    seeds = [seed(number) for number in range(submitted, submitted + count)]
+                    tasks.append(self._pool.submit(_run, source, seeds))
+                    submitted += count
+                for rollout in tasks.popleft().result():
+                    if collected < rows:
+                        collected += len(rollout["rewards"])
+                        received += 1
+                        yield rollout
         finally:
-            for order in orders:
-                order.cancel()
+            for task in tasks:
+                task.cancel()
 
     def __enter__(self) -> RolloutPool:
-        """Usable as a context."""
+        """Return itself."""
         return self
 
-    def __exit__(self, *fault: Any) -> None:
-        """Begin nothing more."""
-        self._pool.__exit__(*fault)
+    def __exit__(self, *error: Any) -> None:
+        """Stop the worker processes."""
+        self._pool.__exit__(*error)
 
 
-def _play(player: EpisodeSource, seeds: list[int]) -> list[Rows]:
-    return [player.play(seed) for seed in seeds]
+def _run(source: EpisodeSource, seeds: list[int]) -> list[Rows]:
+    return [source.rollout(seed) for seed in seeds]

@@ -1,6 +1,6 @@
-"""The mazes of D4RL's maze2d, version 1, as tasks: two motors push a ball, which is rewarded for being at the goal.
+"""D4RL's maze2d-v1 environments: two motors push a ball through a maze; the reward is 1 near the goal.
 
-The cell in row i and column j is the place (i, j). An observation is (x, y, vx, vy), where x counts rows.
+The cell in row i and column j has its centre at (i, j). An observation is (x, y, vx, vy), where x counts rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 Cell = tuple[int, int]
 
-WALL_SHIFT = -0.2  # D4RL's walls do not lie around the cells, but this much towards the origin, in x and in y
-_MAX_SPEED = 5.0  # along x and along y, before a step
-_START_NOISE = 0.1  # greatest distance from the cell along x and y, and deviation of the velocity
+WALL_SHIFT = -0.2  # D4RL's walls are shifted against the cells by this much, in x and in y
+_MAX_SPEED = 5.0  # velocities are clipped to this along x and along y, before a step
+_START_NOISE = 0.1  # largest offset from the cell centre along x and y, and standard deviation of the velocity
 _GOAL_RADIUS = 0.5
 
 
@@ -26,15 +26,15 @@ class Maze:
     """A maze on a grid.
 
     Attributes:
-        rows: A letter per cell: # is a wall, G the goal that is rewarded, O another cell to walk through.
-        limit: Steps of an episode.
+        rows: One letter per cell: # is a wall, G the goal, O any other open cell.
+        limit: Steps per episode.
     """
 
     rows: tuple[str, ...]
     limit: int
 
     def where(self, letters: str) -> tuple[Cell, ...]:
-        """Cells that have one of these letters, row by row."""
+        """Cells with one of these letters, row by row."""
         return tuple((i, j) for i, row in enumerate(self.rows) for j, letter in enumerate(row) if letter in letters)
 
     @cached_property
@@ -44,7 +44,7 @@ class Maze:
 
     @cached_property
     def goal(self) -> Cell:
-        """The cell that is rewarded."""
+        """The goal cell."""
         return self.where("G")[0]
 
     @classmethod
@@ -78,7 +78,7 @@ MAZES = {
 
 
 class State(NamedTuple):
-    """Where the ball is and how fast it moves."""
+    """Position and velocity of the ball."""
 
     x: float
     y: float
@@ -87,10 +87,10 @@ class State(NamedTuple):
 
 
 class Ball:
-    """The simulated ball, as bare as can be: no episodes, no rewards, nothing checked.
+    """The physics of the ball, without episodes, rewards or input checks.
 
     Args:
-        maze: What it rolls in.
+        maze: The maze.
     """
 
     def __init__(self, maze: Maze) -> None:
@@ -100,13 +100,13 @@ class Ball:
         self._position, self._velocity, self._motors = self._data.qpos, self._data.qvel, self._data.ctrl
 
     def place(self, state: State) -> None:
-        """Put the ball somewhere; what follows does not depend on what was before."""
+        """Set the state of the ball; nothing of the earlier state remains."""
         mujoco.mj_resetData(self._model, self._data)
         self._position[:] = state[:2]
         self._velocity[:] = state[2:]
 
     def push(self, along_x: float, along_y: float) -> State:
-        """Let the motors for x and y push for one step; beyond -1 and 1 they do not get stronger."""
+        """Simulate one step with these motor commands, which MuJoCo clips to [-1, 1]."""
         vx, vy = self._velocity.tolist()
         self._velocity[:] = clip(vx, _MAX_SPEED), clip(vy, _MAX_SPEED)
         self._motors[:] = along_x, along_y
@@ -115,15 +115,15 @@ class Ball:
 
 
 def clip(number: float, bound: float) -> float:
-    """Bring a number between -bound and bound."""
+    """Clip a number to [-bound, bound]."""
     return -bound if number < -bound else min(number, bound)
 
 
 def _model(maze: Maze) -> mujoco.MjModel:
     shifted = [(i + WALL_SHIFT, j + WALL_SHIFT) for i, j in maze.where("#")]
     walls = "".join(f'<geom type="box" size="0.5 0.5 0.2" pos="{x} {y} 0"/>' for x, y in shifted)
-    # Without a tolerance the solver goes on until nothing changes, so that all versions of MuJoCo agree. The margin is
-    # the ball's only: some versions take the greater of those of two geoms, others the sum.
+    # tolerance=0 iterates the solver until nothing changes, so that all versions of MuJoCo agree. Only the ball has a
+    # margin: some versions use the larger margin of two geoms, others their sum.
     model = mujoco.MjModel.from_xml_string(f"""
         <mujoco>
           <option timestep="0.01" gravity="0 0 0" integrator="Euler" iterations="20" tolerance="0"/>
@@ -142,22 +142,22 @@ def _model(maze: Maze) -> mujoco.MjModel:
           </worldbody>
           <actuator><motor joint="x"/><motor joint="y"/></actuator>
         </mujoco>""")
-    # How hard a wall is depends on how easily the ball moves, on average over the axes. MuJoCo 2, which D4RL ran on,
-    # counted z, along which the ball cannot move at all; MuJoCo 3 does not.
+    # Contact stiffness depends on the inverse weight of the ball, averaged over the axes. MuJoCo 2, which D4RL used,
+    # included z, along which the ball cannot move; MuJoCo 3 does not.
     ball = model.body("ball").id
     model.body_invweight0[ball, 0] = 2 / 3 / model.body_mass[ball]
     return model
 
 
 def start(maze: Maze, rng: np.random.Generator) -> State:
-    """Draw the start of an episode, near a cell and almost at rest."""
+    """Draw the initial state of an episode: near the centre of an open cell, almost at rest."""
     cells = maze.open_cells
     position = cells[rng.integers(len(cells))] + rng.uniform(-_START_NOISE, _START_NOISE, 2)
     return State(*position.tolist(), *rng.normal(0, _START_NOISE, 2).tolist())
 
 
 class Maze2d(gym.Env[np.ndarray, np.ndarray]):
-    """A maze as a task: a step that ends near the goal is rewarded with 1, and only the time limit ends an episode.
+    """A maze as a Gymnasium environment: reward 1 for a step that ends near the goal; episodes end by time limit only.
 
     Args:
         size: "umaze", "medium" or "large".
@@ -174,26 +174,26 @@ class Maze2d(gym.Env[np.ndarray, np.ndarray]):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._ball = Ball(self.maze)
-        self._steps: int | None = None  # of the running episode
+        self._steps: int | None = None  # steps of the current episode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode near a cell that is drawn."""
+        """Start an episode near a random open cell."""
         super().reset(seed=seed)
         return self.set_state(np.array(start(self.maze, self.np_random))), {}
 
     def set_state(self, state: np.ndarray) -> np.ndarray:
-        """Begin an episode at an observation ``(4,)`` instead, which is returned."""
+        """Start an episode at the observation `state` ``(4,)`` and return it."""
         state = _numbers("state", state, 4)
         self._ball.place(State(*state.tolist()))
         self._steps = 0
         return state
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Push the ball with an action ``(2,)``, which is clipped to [-1, 1]."""
+        """Apply an action ``(2,)``, clipped to [-1, 1]."""
         if self._steps is None:
-            raise gym.error.ResetNeeded("step was called before reset")
+            raise gym.error.ResetNeeded("step() was called before reset()")
         after = np.array(self._ball.push(*_numbers("action", action, 2).tolist()))
         self._steps += 1
         return after, float(at_goal(self.maze, after)), False, self._steps >= self.maze.limit, {}
@@ -207,7 +207,7 @@ def _numbers(name: str, values: np.ndarray, count: int) -> np.ndarray:
 
 
 def at_goal(maze: Maze, observations: np.ndarray) -> np.ndarray:
-    """Which of the observations ``(..., 4)`` are near the goal, ``(...)``."""
+    """Whether each observation ``(..., 4)`` is near the goal, bool ``(...)``."""
     x, y = maze.goal
     near: np.ndarray = np.hypot(observations[..., 0] - x, observations[..., 1] - y) <= _GOAL_RADIUS
     return near

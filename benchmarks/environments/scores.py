@@ -1,15 +1,14 @@
-"""Tasks of the benchmarks, D4RL's reference returns, and normalised scores."""
+"""Score scales: tasks of the benchmarks, their reference returns, and normalised scores."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Where data are regenerated. D4RL's own versions of these tasks need a simulator that is no longer kept; these are
-# their successors.
+# Gymnasium tasks in which D4RL's locomotion data sets are regenerated; D4RL's own versions need mujoco-py.
 LOCOMOTION = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
 
 TASK_COLUMNS = {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6), "maze2d": (4, 2)}
-"""Numbers in an observation and in an action, by the beginning of a data set's name."""
+"""Length of an observation and of an action, by prefix of a data set's name."""
 
 REFERENCE = {
     "halfcheetah": (-280.178953, 12135.0),
@@ -22,13 +21,13 @@ REFERENCE = {
     "antmaze": (0.0, 1.0),
     "kitchen": (0.0, 4.0),
 }
-"""Returns for the scores 0 and 100, of a random policy and an expert, by the beginning of a data set's name."""
+"""D4RL's returns for the scores 0 (random policy) and 100 (expert), by prefix of a data set's name."""
 
 DMC_TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard")
 GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
 TASKS = (*DMC_TASKS, *GYM_TASKS)
-# Returns that count as 0 and as 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random and expert
-# policies; they were measured on earlier versions of the tasks, which makes them a scale and no target.
+# Returns for the normalised scores 0 and 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random
+# and expert returns; they were measured on earlier versions of the tasks, so 1 is a scale and not a target.
 REFERENCES = {
     **dict.fromkeys(DMC_TASKS, (0.0, 1000.0)),
     **{task: REFERENCE[name] for name, task in LOCOMOTION.items()},
@@ -38,10 +37,9 @@ REFERENCES = {
 def normalise(task: str, returns: np.ndarray) -> np.ndarray:
     """Scores ``(seeds,)`` on the scale of `REFERENCES`.
 
-    A failed seed (NaN) scores 0, as a random policy would: leaving it out would reward an algorithm that crashes where
-    it does badly.
+    A failed seed (NaN) scores 0, like a random policy. Excluding it would favour algorithms that crash.
     """
     if task not in REFERENCES:
-        raise ValueError(f"task must be one of {', '.join(REFERENCES)} to be normalised, got {task!r}")
+        raise ValueError(f"task: expected one of {', '.join(REFERENCES)}, got {task!r}")
     low, high = REFERENCES[task]
     return np.nan_to_num((np.asarray(returns, dtype=float) - low) / (high - low), nan=0.0)

@@ -1,7 +1,7 @@
-"""Continuous control tasks by name, from DeepMind Control and Gymnasium, as the learners of the benchmarks see them.
+"""Continuous control tasks by name, from DeepMind Control, Gymnasium and D4RL, behind one interface.
 
-Observations are flat float32 vectors, actions lie in [-1, 1], an episode is seeded when it begins and from then on
-depends on its actions alone: that is how a run is continued, and how two runs can be compared.
+Observations are flat float32 vectors and actions lie in [-1, 1]. An episode depends on its seed and its actions only,
+so a run can be resumed by repeating actions.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 from synther_replay.benchmarks.environments.scores import TASKS
 from synther_replay.common.seeding import derive_seed
 
-os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and a server has no display
+os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered, and a server has no display
 
 _MAZE = "maze2d-"
-# Target entropies of MBPO, which the REDQ code base took over; any other task has minus the number of actions.
+# Target entropies of MBPO, as in the REDQ code base; for any other task, minus the number of action dimensions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a learner has to know of a task.
+    """Properties of a task that a learner needs.
 
     Attributes:
-        name: As on the command line.
+        name: Name, as on the command line.
         suite: "dmc" or "gym".
         observation_dim: Length of an observation.
         action_dim: Length of an action.
-        target_entropy: Of the policy.
+        target_entropy: Target entropy of the policy in SAC.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Task:
 
     @classmethod
     def named(cls, name: str) -> Task:
-        """Look a task up; an unknown one is refused with the names that are near."""
+        """Look up a task by name; raises `ValueError` with similar names if it is unknown."""
         environment, suite = make_environment(name), suite_of(name)
         entropy = _MBPO_TARGET_ENTROPY.get(name.rpartition("-v")[0]) if suite == "gym" else None
         if entropy is None:
@@ -55,7 +55,7 @@ class Task:
 
 
 class Step(NamedTuple):
-    """What follows an action; a time limit ends an episode without terminating it."""
+    """Result of one environment step; a time limit truncates an episode and does not terminate it."""
 
     observation: np.ndarray
     reward: float
@@ -64,20 +64,20 @@ class Step(NamedTuple):
 
 
 class Environment(Protocol):
-    """A task to act in."""
+    """An environment of a task."""
 
     observation_dim: int
     action_dim: int
 
     def reset(self, seed: int) -> np.ndarray:
-        """Begin an episode that depends on the seed alone."""
+        """Start an episode that depends on the seed only; returns its first observation."""
 
     def step(self, action: np.ndarray) -> Step:
         """Take an action in [-1, 1]."""
 
 
 def suite_of(name: str) -> str:
-    """Where a task is from: what Gymnasium does not know, and is no maze, is DeepMind Control's."""
+    """Suite of a task: "gym" if it is registered in Gymnasium or a maze of D4RL, else "dmc"."""
     return "gym" if name in gym.registry or name.startswith(_MAZE) else "dmc"
 
 
@@ -92,7 +92,7 @@ def make_environment(name: str) -> Environment:
         from dm_control import suite
         from dm_control.rl.control import PhysicsError
     except ImportError as error:
-        missing = f"; dm_control, which has others, is not installed ({error})"
+        missing = f"; tasks of DeepMind Control need dm_control, which is not installed ({error})"
     else:
         tasks = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
         if name in tasks:
@@ -100,12 +100,12 @@ def make_environment(name: str) -> Environment:
         known += tasks
         missing = ""
     near = difflib.get_close_matches(name, known, n=3)
-    hint = f"near are {', '.join(near)}" if near else f"for example {', '.join(TASKS)}"
-    raise ValueError(f"env: there is no task {name!r}, {hint}{missing}")
+    hint = f"did you mean {', '.join(near)}?" if near else f"examples: {', '.join(TASKS)}"
+    raise ValueError(f"env: unknown task {name!r}; {hint}{missing}")
 
 
 def _maze(size: str) -> gym.Env[Any, Any]:
-    from synther_replay.benchmarks.environments.maze2d import Maze2d  # needs MuJoCo, which other tasks do not
+    from synther_replay.benchmarks.environments.maze2d import Maze2d  # lazy: needs MuJoCo
 
     return Maze2d(size)
 
@@ -115,11 +115,13 @@ class _Gymnasium:
         try:
             self._env = make()
         except (gym.error.DependencyNotInstalled, ImportError) as error:
-            raise ValueError(f"env: {name} needs more than is installed: {error}") from error
+            raise ValueError(f"env: {name} requires a package that is not installed: {error}") from error
         observations, actions = self._env.observation_space, self._env.action_space
         boxes = isinstance(observations, gym.spaces.Box) and isinstance(actions, gym.spaces.Box)
         if not boxes or not np.isfinite([actions.low, actions.high]).all():
-            raise ValueError(f"env: expected vectors and bounded actions, {name} has {observations} and {actions}")
+            raise ValueError(
+                f"env: expected Box observations and bounded Box actions, got {observations} and {actions} from {name}"
+            )
         self.observation_dim, self.action_dim = int(np.prod(observations.shape)), int(np.prod(actions.shape))
         self._shape, self._low, self._high = actions.shape, actions.low, actions.high
 
@@ -139,21 +141,21 @@ class _ControlSuite:
     def __init__(self, name: str, env: Any, physics_error: type[Exception]) -> None:
         self._env, self._physics_error = env, physics_error
         if not np.isfinite(env._step_limit):
-            raise ValueError(f"env: {name} has no time limit, so an evaluation of it may never end")
+            raise ValueError(f"env: {name} has no time limit, so its evaluation might never finish")
         actions = env.action_spec()
         self._low, self._high = actions.minimum, actions.maximum
         self.action_dim = int(np.prod(actions.shape))
         self.observation_dim = sum(int(np.prod(spec.shape)) for spec in env.observation_spec().values())
 
     def reset(self, seed: int) -> np.ndarray:
-        # A task draws from this state alone, and only when an episode begins.
+        # A task uses this random state only, and only at the start of an episode.
         self._env.task._random = np.random.RandomState(seed % 2**32)
         return self._flat(self._env.reset())
 
     def step(self, action: np.ndarray) -> Step:
         try:
             after = self._env.step(self._low + (action.astype(np.float64) + 1) * 0.5 * (self._high - self._low))
-        except self._physics_error:  # the simulation blew up: Gymnasium gives numbers that are none, so do the same
+        except self._physics_error:  # the simulation diverged; return NaN, as Gymnasium does
             return Step(np.full(self.observation_dim, np.nan, np.float32), math.nan, False, False)
         terminated = bool(after.last() and after.discount == 0)
         return Step(self._flat(after), float(after.reward), terminated, bool(after.last() and not terminated))
@@ -163,5 +165,5 @@ class _ControlSuite:
 
 
 def agent_seed(seed: int) -> int:
-    """What an agent's episodes are derived from, in training and evaluation: near seeds give unrelated episodes."""
+    """Seed from which an agent's episodes are derived; consecutive seeds give unrelated episodes."""
     return derive_seed(seed, 5)

@@ -1,7 +1,7 @@
-"""Whether transitions end where their task says that they do: a generator may put its ends elsewhere.
+"""Termination rules of Hopper and Walker2d, to count how many terminated flags of generated rows are right.
 
-Few rows end, and by those alone an agent learns what to avoid. Hopper and Walker2d end where the body is too low or too
-high or leans too far, which the next observation tells.
+Few rows are terminated, and an agent learns what to avoid from these alone. Both tasks terminate when the body is too
+low, too high or leans too far, which the next observation shows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from synther_replay import Transitions
 
-# Between which the first two numbers of an observation, height and angle, must lie. (Hopper's other bounds, of 100, are
-# beyond what it reaches.)
+# Bounds of height and angle, the first two columns of an observation. (Hopper also bounds all columns by 100, which it
+# does not reach.)
 _UPRIGHT = {"Hopper": ((0.7, math.inf), (-0.2, 0.2)), "Walker2d": ((0.8, 2.0), (-1.0, 1.0))}
 
 
 def has_fallen(task: str, observations: Tensor) -> Tensor | None:
-    """Which observations ``(n, O)`` are ends by the rule of a task, such as ``Hopper-v5``; None where it has none."""
+    """Whether the task's rule terminates at each observation ``(n, O)``; None if the task has no such rule."""
     bounds = _UPRIGHT.get(task.partition("-")[0])
     if bounds is None:
         return None
@@ -29,7 +29,7 @@ def has_fallen(task: str, observations: Tensor) -> Tensor | None:
 
 
 def terminal_counts(task: str, rows: Transitions) -> dict[str, int]:
-    """How many rows there are, how many are terminated, how many should be by the rule, and how many are both."""
+    """Counts of all rows, of terminated rows, of rows terminated by the task's rule, and of rows where both agree."""
     found = {"rows": len(rows), "terminated": int(rows.terminated.sum())}
     fallen = has_fallen(task, rows.rows[:, rows.spec.next_observations])
     if fallen is not None:

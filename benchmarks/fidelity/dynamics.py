@@ -1,7 +1,7 @@
-"""How wrong transitions are about the dynamics, against how far they are from the data.
+"""Dynamics error of transitions against their distance to the data.
 
-That is how the paper explains why generated rows teach more than real ones with noise: they are further away, and yet
-nearer the truth.
+The paper uses both to explain why generated rows help more than noisy real rows: they are more diverse (further from
+the data) and still have a smaller dynamics error.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from synther_replay.common.seeding import generator_for
 from synther_replay.metrics import distance_to_closest, dynamics_error
 
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
-# The same distances for all sets and all sources, so that they can be compared; two steps double the distance.
+# Bins of the distance, the same for all data sets and sources; two bins double the distance.
 EDGES = np.concatenate([[0.0], 2.0 ** np.arange(-8, 8.5, 0.5), [np.inf]])
 
 
 def with_noise(real: Transitions, seed: int) -> Transitions:
-    """Real transitions with RAD's additive noise, as TD3+BC and IQL are trained on them: in standard deviations.
+    """Real transitions with RAD's additive noise on standardised observations, as in `agents.augment`.
 
     Args:
-        real: What to add it to.
-        seed: Of the noise.
+        real: Real transitions.
+        seed: Seed of the noise.
     """
-    scaled = SharedRows(real, device=torch.device("cpu"))  # there, so that all devices draw alike
+    scaled = SharedRows(real, device=torch.device("cpu"))  # on the CPU, so that the noise is the same on all devices
     rows = additive(scaled.rows, real.spec, generator_for("cpu", seed))
     for columns in (real.spec.observations, real.spec.next_observations):
         rows[:, columns] = rows[:, columns] * scaled.std + scaled.mean
@@ -39,22 +39,22 @@ def with_noise(real: Transitions, seed: int) -> Transitions:
 
 
 class DistanceToData:
-    """Distance of observation and action to the nearest of some transitions, in standard deviations of these.
+    """Distance of observation and action to the nearest real transition, in standard deviations.
 
     Args:
-        real: Transitions; a column that is constant there does not count.
+        real: Real transitions; their constant columns are ignored.
     """
 
     def __init__(self, real: Transitions) -> None:
-        """Measure the deviations."""
-        self._columns = real.spec.actions.stop  # of observation and action, which come first
+        """Compute the standard deviations."""
+        self._columns = real.spec.actions.stop  # observations and actions are the first columns
         known = real.rows[:, : self._columns].double()
         self._scale, self._centre = torch.std_mean(known, dim=0)
         self._varied = known.amin(0) < known.amax(0)
         self._known = self._standardised(real)
 
     def __call__(self, transitions: Transitions) -> Tensor:
-        """Of each transition, float64, ``(n,)``."""
+        """Distance of each transition, float64, ``(n,)``."""
         return distance_to_closest(self._standardised(transitions), self._known)
 
     def _standardised(self, transitions: Transitions) -> Tensor:
@@ -65,19 +65,19 @@ class DistanceToData:
 def dynamics_report(
     transitions: Transitions, distance: DistanceToData, simulator: Simulator, max_rows: int
 ) -> dict[str, Any]:
-    """Squared errors of next observation and reward, over all and by distance to the data, as JSON values.
+    """Squared errors of next observation and reward, overall and by distance to the data, as JSON values.
 
     Args:
-        transitions: Those to judge.
-        distance: To the data.
-        simulator: That knows better.
-        max_rows: As many, evenly spaced, are looked at.
+        transitions: Transitions to check.
+        distance: Distance to the data.
+        simulator: Simulator of the true dynamics.
+        max_rows: Largest number of rows to check; they are evenly spaced.
     """
-    asked = min(max_rows, len(transitions))
-    some = transitions[torch.arange(asked) * len(transitions) // asked]
+    count = min(max_rows, len(transitions))
+    some = transitions[torch.arange(count) * len(transitions) // count]
     some = some[torch.isfinite(some.rows).all(1)]
     whole = torch.from_numpy(simulator.restorable(some.rows[:, some.spec.observations].cpu().numpy()))
-    report: dict[str, Any] = {"asked": asked, "clipped": len(some) - int(whole.sum()), "answered": 0, "bins": []}
+    report: dict[str, Any] = {"asked": count, "clipped": len(some) - int(whole.sum()), "answered": 0, "bins": []}
     if not bool(whole.any()):
         return report
     some = some[whole]
@@ -94,7 +94,7 @@ def dynamics_report(
 
 
 def _by_distance(found: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """A summary for each interval of distances that has rows."""
+    """Summary of each non-empty bin of distances."""
     place = np.digitize(found["distance"], EDGES) - 1
     bins = []
     for k in np.unique(place):

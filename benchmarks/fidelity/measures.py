@@ -1,4 +1,4 @@
-"""Everything that is measured on the rows of a generator, as JSON values."""
+"""Measures of generated rows against real ones, as JSON values: fidelity, memorisation, dynamics, histograms."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from synther_replay.benchmarks.fidelity.dynamics import DistanceToData, dynamics
 from synther_replay.metrics import fidelity
 
 BINS = 40
-# Shares of the real rows below the first and above the last bin; such rows are counted in these two.
+# Share of the real rows below the first bin and above the last; they are counted in these two bins.
 _TAIL = 0.001
 
 
-class Judge:
-    """Holds rows against the real ones that a generator was fitted to.
+class RowMeasures:
+    """Compares rows with the real rows that the generators were fitted to.
 
     Args:
-        real: What the generators were fitted to.
-        held_out: Real rows that they have not seen, to look for memorised ones with; None without.
-        simulator: That knows the dynamics; None without.
-        dynamics_rows: How many rows of each kind it is asked about.
-        seed: Of what `synther_replay.metrics` draws.
+        real: Rows that the generators were fitted to.
+        held_out: Other real rows, to measure memorisation; None to skip that.
+        simulator: Simulator for the dynamics error; None to skip that.
+        dynamics_rows: Largest number of rows to check in the simulator.
+        seed: Seed of random choices in `synther_replay.metrics`.
     """
 
     def __init__(
@@ -37,40 +37,42 @@ class Judge:
         dynamics_rows: int,
         seed: int,
     ) -> None:
-        """Look at the real rows."""
+        """Compute the ranges of the histograms from the real rows."""
         self.real, self.held_out, self.simulator = real, held_out, simulator
         self.dynamics_rows, self.seed = dynamics_rows, seed
         self._distance = DistanceToData(real)
         self.columns = shown_columns(real.spec)
         self.spans = [_span(real.rows[:, column]) for column in self.columns.values()]
 
-    def verdict(self, rows: Transitions, *, fresh: bool = False) -> dict[str, Any]:
+    def all(self, rows: Transitions, *, is_held_out: bool = False) -> dict[str, Any]:
         """Fidelity, memorisation, histograms and dynamics.
 
         Args:
-            rows: To be judged.
-            fresh: Whether they are the held-out ones themselves, for which memorisation has no meaning.
+            rows: Rows to measure.
+            is_held_out: Whether they are the held-out rows themselves; memorisation is then skipped.
         """
-        found = fidelity(self.real, rows, held_out=None if fresh else self.held_out, seed=self.seed)
+        found = fidelity(self.real, rows, held_out=None if is_held_out else self.held_out, seed=self.seed)
         memory = found.memorisation
         return {
             "marginal": found.marginal,
-            "correlation": number(found.correlation),
+            "correlation": json_number(found.correlation),
             "marginal_by_column": found.marginal_by_column.tolist(),
             "rejected": found.rejected_synthetic,
-            "memorisation": None if memory is None else {key: number(value) for key, value in vars(memory).items()},
-            **self.look(rows),
+            "memorisation": (
+                None if memory is None else {key: json_number(value) for key, value in vars(memory).items()}
+            ),
+            **self.without_reference(rows),
         }
 
-    def look(self, rows: Transitions) -> dict[str, Any]:
-        """Histograms and dynamics only: all that there is to say of the real rows themselves."""
+    def without_reference(self, rows: Transitions) -> dict[str, Any]:
+        """Histograms and dynamics only, which need no comparison; used for the real rows themselves."""
         dynamics = None
         if self.simulator is not None:
             dynamics = dynamics_report(rows, self._distance, self.simulator, self.dynamics_rows)
         return {"dynamics": dynamics, "histogram": self.histogram(rows)}
 
     def histogram(self, rows: Transitions) -> list[list[int]]:
-        """Rows in each of the equal bins of each column of `columns`, between its `spans`."""
+        """Counts of equal bins, for each of `columns` over its range in `spans`."""
         finite = rows.rows[torch.isfinite(rows.rows).all(1)].cpu()
         counts = []
         for column, (low, high) in zip(self.columns.values(), self.spans, strict=True):
@@ -80,23 +82,23 @@ class Judge:
 
 
 def shown_columns(spec: TransitionSpec) -> dict[str, int]:
-    """Names and places of the columns of a histogram: next observations look like observations."""
+    """Names and indices of the columns with a histogram; next observations are skipped, being like observations."""
     parts = {"observation": spec.observations, "action": spec.actions}
     named = {f"{name} {k - part.start}": k for name, part in parts.items() for k in range(part.start, part.stop)}
     return {**named, "reward": spec.rewards.start, "terminated": spec.terminated.start}
 
 
-def number(value: float) -> float | None:
-    """As JSON has it, which knows neither NaN nor infinity."""
+def json_number(value: float) -> float | None:
+    """The value, or None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
 def _span(values: torch.Tensor) -> list[float]:
-    """From where to where the histogram of a column goes."""
+    """Range of the histogram of a column."""
     ordered = values.sort().values
     tail = int(_TAIL * len(ordered))
     low, high = ordered[tail], ordered[-1 - tail]
-    if low == high:  # such as a flag that is rarely set
+    if low == high:  # for example a flag that is rarely set
         low, high = ordered[0], ordered[-1]
     if low == high:
         low, high = low - 0.5, high + 0.5

@@ -1,11 +1,10 @@
-"""What speed costs in fidelity: solver x steps x precision on one fitted model, on real replay data.
+"""Fidelity and speed of samplers: solver x steps x precision with the same fitted model, on replay data.
 
     python benchmarks/make_datasets.py halfcheetah-medium-replay
     python -m synther_replay.benchmarks.fidelity.samplers --dataset halfcheetah-medium-replay-regen --out samplers.json
 
-Models are fitted with the `paper` preset, once in fp32 and once in bf16, and with `fast`; then each sampler draws as
-many rows as there are real ones from the same weights. The yardstick is the paper's sampler, 128 steps of stochastic
-Heun, in fp32.
+Models are fitted with the `paper` preset, in fp32 and in bf16, and with `fast`. Each sampler then draws as many rows as
+there are real ones from the same weights. The reference is the paper's sampler: 128 steps of stochastic Heun in fp32.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.fidelity.rows import draw as draw_rows
-from synther_replay.benchmarks.fidelity.rows import read_set
+from synther_replay.benchmarks.fidelity.rows import read_dataset
 from synther_replay.common.checks import resolve_device
 from synther_replay.metrics import fidelity
 
@@ -46,7 +45,7 @@ def variants() -> list[dict[str, Any]]:
 
 
 def describe(config: GeneratorConfig) -> str:
-    """The solver's name with what makes it stochastic, and its noise levels."""
+    """Name of the solver, its stochasticity (churn or eta) and its range of sigma."""
     noise = {"heun": f"churn {config.churn:g}", "dpm_solver_2m": f"eta {config.eta:g}"}
     return f"{config.solver}, {noise[config.solver]}, sigma {config.sigma_min:g}..{config.sigma_max:g}"
 
@@ -54,23 +53,23 @@ def describe(config: GeneratorConfig) -> str:
 def draw(
     trained: DiffusionGenerator, label: str, real: Transitions, changes: dict[str, Any], precision: str
 ) -> dict[str, Any]:
-    """Sample with other settings from the weights of `trained`, and compare with the real rows."""
+    """Sample from the weights of `trained` with other sampler options, and measure fidelity and time."""
     config = replace(trained.config, precision=precision, **changes)
     generator = DiffusionGenerator(real.spec, config, device=trained.device)
     generator.load_state_dict(trained.state_dict())
     generator.sample(min(len(real), config.chunk))
     synchronise(trained.device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     synthetic = generator.sample(len(real))
     synchronise(trained.device)
-    elapsed = time.perf_counter() - begun
+    elapsed = time.perf_counter() - started
     result = fidelity(real, synthetic)
     values = (label, describe(config), config.sampling_steps, precision)
     return dict(zip(HEADER, (*values, result.marginal, result.correlation, elapsed), strict=True))
 
 
 def compare(real: Transitions, device: torch.device, steps: int | None) -> list[dict[str, Any]]:
-    """The whole table."""
+    """All rows of the table."""
     rows = []
     changes = {} if steps is None else {"steps": steps}
     for precision in ("fp32", "bf16"):
@@ -91,15 +90,15 @@ def compare(real: Transitions, device: torch.device, steps: int | None) -> list[
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", required=True, help="a name that offline_d4rl.py knows, or an .npz file")
-    parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and to generate")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--steps", type=int, help="training steps instead of the presets' own, for a quick look")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser.add_argument("--dataset", required=True, help="a data set name as in offline_d4rl.py, or an .npz file")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and rows to generate (100,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the row selection (0)")
+    parser.add_argument("--steps", type=int, help="training steps (default: those of the presets)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     device = resolve_device(args.device)
-    dataset = read_set(args.dataset)
+    dataset = read_dataset(args.dataset)
     real, _ = draw_rows(dataset, args.rows, args.seed, device)
     rows = compare(real, device, args.steps)
     print(markdown_table(HEADER, [[row[key] for key in HEADER] for row in rows]))

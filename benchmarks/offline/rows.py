@@ -1,4 +1,4 @@
-"""The rows of offline runs: of a data set, of a generator that was fitted to it, or both."""
+"""The rows of offline runs: real rows of a data set, synthetic rows, or both."""
 
 from __future__ import annotations
 
@@ -15,45 +15,51 @@ from synther_replay.benchmarks.environments.terminals import terminal_counts
 from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.benchmarks.offline.upsampled import Upsampled
 
-DIGEST = "dataset_digest"  # of the whole set, in results
-_EPISODE = 1_000  # steps, by which CORL multiplies normalised rewards
+DIGEST = "dataset_digest"  # result key for the digest of the whole data set
+_EPISODE = 1_000  # steps; CORL multiplies normalised rewards by it
 
 
 class DataSource:
-    """The data set that was loaded last, and the rows that were generated, kept for the next run.
+    """Loads data sets and synthetic rows; caches the last of each for the next run.
 
     Args:
-        folder: Where data sets are looked for first.
-        device: Where to fit, and where the rows go.
-        upsampled: Folder in which generated rows are kept; None to keep none.
+        folder: Folder to search for data sets first.
+        device: Device of generator and rows.
+        upsampled: Cache folder for synthetic rows; None for no cache on disk.
     """
 
     def __init__(self, folder: Path | None, device: torch.device, upsampled: Path | None = None) -> None:
-        """Load nothing yet."""
+        """Nothing is loaded yet."""
         self.folder, self.device = folder, device
         self._whole: dict[str, Dataset] = {}
         self._upsampled = Upsampled(upsampled, device)
 
     def dataset(self, config: OfflineConfig) -> Dataset:
-        """The data set, or the part of it that is asked for."""
+        """The data set of a config, subsampled if the config asks for it."""
         whole = self._load(config.dataset)
         return whole if config.subsample is None else whole.subsample(config.subsample, config.first_seed)
 
     def check_same(self, path: Path, config: OfflineConfig) -> None:
-        """Refuse a finished result of other data than there are now; where there are none, it stands for itself."""
+        """Raise `ValueError` if a finished result was made from other rows than the data set has now.
+
+        Passes if the data set is not on disk.
+        """
         try:
-            found, now = read_result(path).get(DIGEST), self._load(config.dataset).digest()
+            found, expected = read_result(path).get(DIGEST), self._load(config.dataset).digest()
         except FileNotFoundError:
             return
-        if found not in (None, now):  # results were without it once
-            raise ValueError(f"{path} is of another {config.dataset}; remove it, or choose another --out")
+        if found not in (None, expected):  # None: results of early versions have no digest
+            raise ValueError(
+                f"{path}: made from another version of {config.dataset} (got digest {found}, expected {expected}); "
+                "remove the file or choose another --out"
+            )
 
     def rows(self, config: OfflineConfig) -> tuple[SharedRows, dict[str, Any]]:
-        """What the agents of a config learn from, and what there is to say of how it was made."""
+        """The rows that the agents of a config train on, and their description for the result, as JSON values."""
         dataset = self.dataset(config)
         about: dict[str, Any] = {
             "origin": dataset.origin,
-            "timeouts_derived": dataset.timeouts_derived,  # which older results do not say
+            "timeouts_derived": dataset.timeouts_derived,
             "real_rows": len(dataset),
             DIGEST: self._load(config.dataset).digest(),
         }
@@ -70,7 +76,7 @@ class DataSource:
             synthetic,
             real_ratio=config.real_ratio,
             scale_observations=config.scales_observations,
-            scale_like=real,  # also where all rows are synthetic, as in the published code
+            scale_like=real,  # also for synthetic rows only, as in the published code
             reward_scale=self._reward_scale(config),
             augmentation=AUGMENTATIONS[config.augment] if config.augment else None,
             device=self.device,
@@ -88,5 +94,8 @@ class DataSource:
         returns = self._load(config.dataset).returns()
         span = float(returns.max() - returns.min()) if len(returns) else 0.0
         if not span:
-            raise ValueError(f"dataset: {config.dataset} has no two episodes of different return to scale rewards by")
+            raise ValueError(
+                f"dataset: {config.dataset} needs two episodes with different returns to scale rewards, got "
+                f"{len(returns)} with equal returns"
+            )
         return _EPISODE / span

@@ -1,4 +1,4 @@
-"""One offline run: agents of all seeds learn from the same rows and are judged on the way; it can be continued."""
+"""One offline run: agents of all seeds train on the same rows and are evaluated; the run is resumable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.formatting import mean_and_spread
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
-    checkpoint_beside,
+    checkpoint_path,
     run_until,
     save_result,
     save_state,
@@ -29,29 +29,29 @@ from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.settings import OfflineConfig
 
 KIND = "offline run"
-CHUNK = {"cuda": 5_000, "cpu": 100}  # updates between two points where a run can be continued: seconds on either
+CHUNK = {"cuda": 5_000, "cpu": 100}  # updates between points at which a checkpoint can be saved: seconds
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
-# Of a config, at the top of its result.
+# Settings that are repeated at the top level of the result.
 _SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise")
 _PRINT = partial(print, flush=True)
 
 
 def run_to_file(path: Path, config: OfflineConfig, source: DataSource, **limits: Any) -> OfflineRun:
-    """Begin or continue the run whose result belongs at `path`, and write it if the end is reached.
+    """Start or resume the run whose result file is `path`; the file is written when the run is finished.
 
     Args:
-        path: The result; a run that is not finished is saved beside it.
-        config: What to run.
-        source: Of the rows.
+        path: The result file; the checkpoint is saved next to it.
+        config: Settings of the run.
+        source: Source of the rows.
         limits: See `OfflineRun.run`.
 
     Returns:
-        The run; `finished` says whether the result is there.
+        The run; `finished` tells whether the result was written.
     """
-    checkpoint = checkpoint_beside(path)
+    checkpoint = checkpoint_path(path)
     if checkpoint.exists():
-        saved_state(checkpoint, KIND, config)  # what cannot be continued is refused before a generator is fitted
-    source.dataset(config)  # one that is not there leaves no folder behind
+        saved_state(checkpoint, KIND, config)  # refuse other settings before a generator is fitted
+    source.dataset(config)  # fail on a missing data set before a folder is created
     make_folder_of(path)
     run = OfflineRun(config, source)
     if run.run(checkpoint, **limits):
@@ -60,24 +60,24 @@ def run_to_file(path: Path, config: OfflineConfig, source: DataSource, **limits:
 
 
 class OfflineRun:
-    """Learns and evaluates, in chunks between which it can be saved.
+    """Trains and evaluates in chunks; checkpoints are saved between chunks.
 
     Args:
-        config: What to run.
-        source: Of the rows.
-        report: Called with a line of progress.
+        config: Settings of the run.
+        source: Source of the rows.
+        report: Called with each line of progress.
     """
 
     def __init__(self, config: OfflineConfig, source: DataSource, report: Callable[[str], None] = _PRINT) -> None:
-        """Get the rows, which may mean to fit a generator."""
+        """Load the rows, which may fit a generator, and build the agents."""
         self.config, self.device, self.report = config, source.device, report
         self.updates = 0
         self.curve: dict[int, list[float]] = {}
         self.value_estimates: dict[int, dict[str, list[float]]] = {}
-        self.made_on: list[dict[str, Any]] = []  # machines and commits, the first one first
+        self.made_on: list[dict[str, Any]] = []  # machines and commits, in order
         self.watch = Stopwatch(CLOCKS)
         with self.watch.clock("data"):
-            choose_precision(self.device)  # a generator is the same for agents of either precision
+            choose_precision(self.device)  # the generator does not depend on the agents' precision
             self.rows, self.about = source.rows(config)
         choose_precision(self.device, precise=config.precise)
         with self.watch.clock("start"):
@@ -85,7 +85,7 @@ class OfflineRun:
 
     @property
     def finished(self) -> bool:
-        """Whether all updates are made."""
+        """Whether all updates are done."""
         return self.updates >= self.config.steps
 
     def run(
@@ -96,16 +96,16 @@ class OfflineRun:
         checkpoint_every: float = 120.0,
         workers: int | None = None,
     ) -> bool:
-        """Go on to the end or the time limit, whichever comes first.
+        """Run until finished or until the time limit, whichever comes first.
 
         Args:
-            checkpoint: Where the run is saved, and continued from if it was.
-            time_limit: Seconds after which to save and stop, counted from the beginning of this object.
-            checkpoint_every: Seconds between two saves on the way.
-            workers: Processes for evaluations; None as many as there are cores.
+            checkpoint: Checkpoint file; the run resumes from it if it exists.
+            time_limit: Seconds after which to save and stop, counted from the construction of this object.
+            checkpoint_every: Seconds between checkpoints.
+            workers: Processes for evaluation; None for one per core.
 
         Returns:
-            Whether the end was reached.
+            Whether the run is finished.
         """
         with self.watch.clock("start"):
             if checkpoint.exists():
@@ -119,7 +119,7 @@ class OfflineRun:
                 lambda: self._run_chunk(evaluator),
                 lambda: self._save(checkpoint, evaluator),
                 lambda: self.finished,
-                begun=self.watch.begun,
+                started=self.watch.started,
                 time_limit=time_limit,
                 checkpoint_every=checkpoint_every,
             )
@@ -128,7 +128,7 @@ class OfflineRun:
         return ended
 
     def result(self) -> dict[str, Any]:
-        """What the run showed: returns and D4RL's scores of each evaluation, those of the last as `final`."""
+        """The result as JSON values: returns and D4RL scores of each evaluation; `final` has the last scores."""
         config = self.config
         curve = [self._point(step) for step in sorted(self.curve)]
         return {
@@ -138,19 +138,19 @@ class OfflineRun:
             "task": config.task,
             "curve": curve,
             "final": curve[-1]["scores"],
-            "value_estimates": [self._beliefs_at(step) for step in sorted(self.value_estimates)],
+            "value_estimates": [self._value_estimates_at(step) for step in sorted(self.value_estimates)],
             "wall_seconds": {name: round(spent, 2) for name, spent in self.watch.wall_seconds().items()},
             "made_on": self.made_on,
             "settings": config.to_json(),
         }
 
     def _run_chunk(self, evaluator: Evaluator) -> None:
-        """Updates up to the next point where the run can be continued or is judged, from the state before alone."""
+        """Train up to the end of the chunk or the next evaluation; depends only on the state at its start."""
         config, chunk = self.config, CHUNK[self.device.type]
-        ahead = min(chunk - self.updates % chunk, config.evaluate_every - self.updates % config.evaluate_every)
+        count = min(chunk - self.updates % chunk, config.evaluate_every - self.updates % config.evaluate_every)
         with self.watch.clock("learner"):
             self.learner.reseed(self.updates)
-            for _ in range(min(ahead, config.steps - self.updates) // self.learner.hyper.updates_per_call):
+            for _ in range(min(count, config.steps - self.updates) // self.learner.hyper.updates_per_call):
                 self.learner.learn()
                 self.updates += self.learner.hyper.updates_per_call
             synchronise(self.device)
@@ -163,31 +163,31 @@ class OfflineRun:
         self._collect(evaluator)
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
-        """Take over the evaluations that are ready, or wait for all, and report them."""
+        """Store and report finished evaluations; with `wait`, wait for all of them."""
         with self.watch.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
         total = self.watch.total_seconds()
-        going = total - self.watch.seconds["start"] - self.watch.seconds["data"]  # which are not done again
-        left = going / max(self.updates, 1) * (self.config.steps - self.updates)
+        running = total - self.watch.seconds["start"] - self.watch.seconds["data"]  # these happen once
+        left = running / max(self.updates, 1) * (self.config.steps - self.updates)
         for step in steps:
             self.curve[step] = evaluator.results[step]
             scores = [score for score in self._point(step)["scores"] if score is not None]
-            shown = mean_and_spread(scores, 1) if scores else "of no seed, all failed"
-            where = f"{self.config.dataset} {self.config.name} update {step:,} of {self.config.steps:,}"
-            self.report(f"{where}: score {shown}, {total:.0f} s so far, {left:.0f} s left")
+            shown = mean_and_spread(scores, 1) if scores else "none (all seeds failed)"
+            label = f"{self.config.dataset} {self.config.name} update {step:,} of {self.config.steps:,}"
+            self.report(f"{label}: score {shown}, {total:.0f} s elapsed, about {left:.0f} s left")
 
     def _point(self, step: int) -> dict[str, Any]:
-        """One evaluation; a policy that became non-finite has no return."""
+        """One evaluation as JSON values; the return of a non-finite policy is None."""
         returns = [_finite(value, ".2f") for value in self.curve[step]]
         scores = [
             None if value is None else round(normalised_score(self.config.dataset, value), 2) for value in returns
         ]
         return {"step": step, "returns": returns, "scores": scores}
 
-    def _beliefs_at(self, step: int) -> dict[str, Any]:
-        """What the agents thought then; see the learner's."""
-        value_estimates = self.value_estimates[step].items()
-        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in value_estimates}}
+    def _value_estimates_at(self, step: int) -> dict[str, Any]:
+        """`OfflineLearner.value_estimates` at one evaluation, as JSON values."""
+        estimates = self.value_estimates[step].items()
+        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in estimates}}
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
@@ -198,32 +198,29 @@ class OfflineRun:
                 "made_on": self.made_on,
                 "updates": self.updates,
                 "curve": {str(step): returns for step, returns in self.curve.items()},
-                "value_estimates": {
-                    str(step): value_estimates for step, value_estimates in self.value_estimates.items()
-                },
+                "value_estimates": {str(step): estimates for step, estimates in self.value_estimates.items()},
                 "seconds": self.watch.wall_seconds(),
                 "learner": self.learner.state_dict(),
             }
             save_state(path, KIND, state)
-        self.report(f"saved at update {self.updates:,}")
+        self.report(f"checkpoint saved at update {self.updates:,}")
 
     def _load(self, path: Path) -> None:
         state = saved_state(path, KIND, self.config)
         if state["rows"] != self.rows.fingerprint():
             raise ValueError(
-                f"{path} is of a run with other rows: the data set was made anew, or this machine generates others; "
-                "remove it to begin again"
+                f"{path}: checkpoint was saved with other rows (got fingerprint {state['rows']}, expected "
+                f"{self.rows.fingerprint()}); the data set changed, or the generator gives other rows on this "
+                "machine; remove the file to start over"
             )
         self.updates, self.made_on = state["updates"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        self.value_estimates = {
-            int(step): value_estimates for step, value_estimates in state.get("value_estimates", {}).items()
-        }
+        self.value_estimates = {int(step): estimates for step, estimates in state.get("value_estimates", {}).items()}
         self.watch.continue_from(state["seconds"])
         self.learner.load_state_dict(state["learner"])
-        self.report(f"continued at update {self.updates:,}")
+        self.report(f"resumed at update {self.updates:,}")
 
 
 def _finite(value: float, digits: str) -> float | None:
-    """Rounded, or None for what is no number."""
+    """The value rounded to the format `digits`; None if it is non-finite."""
     return float(format(value, digits)) if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What an offline run can be asked for: data, algorithm and the settings that its result depends on."""
+"""Settings of an offline run: data set, algorithm, and everything that the result depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
 from synther_replay.benchmarks.common.command_line import (
     GENERATOR_PRESETS,
-    generator_of,
+    build_generator_config,
 )
 from synther_replay.benchmarks.data.download import ADDRESSES, RECIPES, REGENERATED
 from synther_replay.benchmarks.environments.scores import TASK_COLUMNS
@@ -26,13 +26,14 @@ from synther_replay.benchmarks.environments.simulators import simulator_of
 from synther_replay.common.checks import whole_number
 from synther_replay.replay.mixing import check_real_ratio
 
+RESULTS = Path("results", "offline")  # default folder; benchmarks/results holds the published results
 ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
     "td3bc": (StackedTD3BC, TD3BCSettings),
     "iql": (StackedIQL, IQLSettings),
     "edac": (StackedEDAC, EDACSettings),
     "cql": (StackedCQL, CQLSettings),
 }
-# The paper's larger networks come with larger batches.
+# The paper's larger networks, with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
 _NAMES = [
@@ -40,11 +41,11 @@ _NAMES = [
     for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES))
     if name.startswith(tuple(TASK_COLUMNS)) and simulator_of(name)
 ]
-# Where CORL has an algorithm depart from its usual settings; "reward_range": rewards are divided by the range of
-# returns and multiplied by 1,000.
+# CORL's settings that differ from its defaults, by algorithm and data set. "reward_range": rewards are divided by the
+# range of episode returns and multiplied by 1,000.
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
 _MANY = {"critics": 50}
-# For EDAC on random sets CORL has no settings; it takes the usual ones here.
+# CORL has no settings for EDAC on the random data sets; its defaults are used there.
 CORL_OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
     "iql": {
         "hopper-medium": _SMOOTH,
@@ -67,25 +68,26 @@ CORL_OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class OfflineConfig:
-    """One config of a table: everything its result depends on.
+    """Everything that the result of an offline run depends on.
 
     Attributes:
-        dataset: Official name or regenerated one, as `datasets.load` knows them; others have no score.
+        dataset: Name of an official or regenerated D4RL data set; others have no score.
         algo: One of `ALGORITHMS`.
-        data: What is learnt from: the real rows, only synthetic ones, or a mixture.
-        seeds: Number of agents, which learn from the same rows.
-        steps: Critic updates of each.
-        preset: Of the generator; None where all is real.
-        rows: Synthetic rows; None for 5,000,000, in a mixture for as many as there are real ones, as in the paper.
-        real_ratio: Share of real rows in a mixture.
-        subsample: Share of the data set that is there at all; None: all of it.
+        data: Rows to train on: "real", "synther" (synthetic only) or "mixed".
+        seeds: Number of agents; all train on the same rows.
+        steps: Critic updates per agent.
+        preset: Preset of the generator; None for real data.
+        rows: Number of synthetic rows. None: 5,000,000, or as many as real rows for mixed data, as in the paper.
+        real_ratio: Share of real rows in a batch of mixed data.
+        subsample: Share of the data set to use; None for all of it.
         augment: One of `AUGMENTATIONS`, or None.
-        network: One of `NETWORKS`, or None for the algorithm's own.
-        first_seed: Of networks, batches, subsample and generator; agents are judged with this seed and the following.
-        episodes: Per evaluation; None for 10, in mazes 100, where an episode is worth all or nothing.
-        evaluate_every: Updates between two evaluations.
-        generator: Settings of the generator, as far as they differ from the preset's.
-        precise: Whether agents' products on a GPU take floats in full precision, as on a CPU, and not halves.
+        network: One of `NETWORKS`, or None for the algorithm's default.
+        first_seed: Seed of networks, batches, subsample and generator, and evaluation seed of the first agent; the
+            evaluation seeds of the others count up.
+        episodes: Episodes per evaluation. None: 10, or 100 for mazes, whose returns vary most between episodes.
+        evaluate_every: Updates between evaluations.
+        generator: Options of the generator that differ from the preset.
+        precise: Whether agents are trained in fp32 on a GPU, as on a CPU, instead of with fp16 matrix products.
     """
 
     dataset: str
@@ -106,19 +108,22 @@ class OfflineConfig:
     precise: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all values and set the default of `episodes`."""
         if self.episodes is None:
             object.__setattr__(self, "episodes", 100 if self.dataset.startswith("maze2d") else 10)
         if self.dataset not in _NAMES:
             near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3, cutoff=0.8))
             tasks = ", ".join(TASK_COLUMNS)
-            hint = f"near are {near}" if near else f"expected one of D4RL's or a regenerated one, of {tasks}"
-            raise ValueError(f"dataset: there is no benchmark of {self.dataset!r}, {hint}")
+            hint = f"did you mean {near}?" if near else f"expected a data set of D4RL or a regenerated one, of {tasks}"
+            raise ValueError(f"dataset: unknown data set {self.dataset!r}; {hint}")
         for name, known in (("algo", ALGORITHMS), ("data", DATA)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.algo == "cql" and self.dataset.startswith("maze2d"):
-            raise ValueError("algo: on mazes CORL's cql has a Lagrange multiplier, which ours has not")
+            raise ValueError(
+                f"algo: cql does not support {self.dataset}; on mazes CORL's cql uses a Lagrange multiplier, which is "
+                "not implemented here"
+            )
         for name in ("seeds", "steps", "episodes", "evaluate_every"):
             whole_number(name, getattr(self, name))
         if self.rows is not None:
@@ -130,16 +135,23 @@ class OfflineConfig:
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"augment: expected one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
         if self.augment is not None and self.synthetic:
-            raise ValueError(f"augment: is for real data, to hold synthetic data against, got {self.data}")
+            raise ValueError(f"augment: requires data 'real', got {self.data!r}")
         if self.network is not None and self.network not in NETWORKS:
             raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {self.network!r}")
         if self.synthetic:
             if self.preset not in GENERATOR_PRESETS:
                 raise ValueError(f"preset: expected one of {', '.join(GENERATOR_PRESETS)}, got {self.preset!r}")
             if self.generator_config().max_seconds is not None:
-                raise ValueError("generator: with max_seconds the rows would depend on the machine's speed")
+                raise ValueError(
+                    "generator: max_seconds is not allowed, because results would depend on the speed of the machine; "
+                    f"got {self.generator_config().max_seconds}"
+                )
         elif self.preset or self.generator or self.rows:
-            raise ValueError(f"data: {self.data} has no generator, so it takes no preset, settings or rows of one")
+            given = {"preset": self.preset, "generator": self.generator, "rows": self.rows}
+            shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+            raise ValueError(
+                f"data: {self.data} uses no generator, so preset, generator and rows do not apply, got {shown}"
+            )
         per_call = self._settings().updates_per_call
         for name in ("steps", "evaluate_every"):
             if getattr(self, name) % per_call:
@@ -147,55 +159,55 @@ class OfflineConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether there are synthetic rows."""
+        """Whether synthetic rows are used."""
         return self.data != "real"
 
     @property
     def name(self) -> str:
-        """Algorithm and data, as files are named."""
+        """Algorithm, data and variant, used as file name."""
         share = None if self.subsample is None else f"{100 * self.subsample:g}pct"
         precise = "precise" if self.precise else None
         return "-".join(part for part in (self.algo, self.data, share, self.augment, self.network, precise) if part)
 
     @property
     def task(self) -> str:
-        """Where policies are judged: where the data come from, or what is nearest to it today."""
+        """The task in which policies are evaluated: that of the data set, or its successor in Gymnasium."""
         task = simulator_of(self.dataset, official=not self.dataset.endswith(REGENERATED))
-        assert task is not None, "names of others are refused"
+        assert task is not None, "checked in __post_init__"
         return task
 
     @property
     def scales_rewards(self) -> bool:
-        """Whether rewards count relative to the range of returns."""
+        """Whether rewards are divided by the range of returns."""
         return bool(self._overrides().get("reward_range"))
 
     @property
     def scales_observations(self) -> bool:
-        """Whether observations get a mean of 0 and a standard deviation of 1; EDAC takes them as they are."""
+        """Whether observations are standardised; EDAC uses raw observations."""
         return self.algo != "edac"
 
     def generator_config(self) -> GeneratorConfig:
-        """The preset's, with what the paper changes for this data set, and what is asked for."""
-        return generator_of(str(self.preset), self.generator, self.dataset)
+        """Options of the generator: the preset, the changes for this data set, then `generator`."""
+        return build_generator_config(str(self.preset), self.generator, self.dataset)
 
     def synthetic_rows(self, real: int) -> int:
-        """How many rows to generate, where there are so many real ones."""
+        """Number of rows to generate, given the number of real rows."""
         if self.rows is not None:
             return self.rows
         return real if self.data == "mixed" else 5_000_000
 
     def learner(self, rows: SharedRows) -> OfflineLearner:
-        """The agents, before they have learnt anything."""
+        """Build the untrained agents."""
         build, _ = ALGORITHMS[self.algo]
         learner: OfflineLearner = build(rows, self.seeds, self._settings(), seed=self.first_seed)
         return learner
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they come back from a file, with those of generator and algorithm in this release."""
+        """The settings as JSON values, with the options of generator and algorithm resolved."""
         values = asdict(self)
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
-        # As in results from before there was a choice.
+        # Omitted when off: older results, which are compared with these settings, do not have them.
         generator = values["generator"]
         for settings, name in ((values, "precise"), (generator, "predict_terminated"), (generator, "find_limits")):
             if not settings.get(name):
@@ -207,7 +219,7 @@ class OfflineConfig:
 
     @property
     def _plain_name(self) -> str:
-        """Of the data set, without its version, or "regen"."""
+        """Name of the data set without its version or "regen"."""
         return self.dataset.rpartition("-")[0]
 
     def _overrides(self) -> dict[str, Any]:
@@ -219,6 +231,3 @@ class OfflineConfig:
         if self.algo == "iql":
             changes["steps"] = self.steps
         return kind(**{**changes, **(NETWORKS[self.network] if self.network else {})})
-
-
-RESULTS = Path("results") / "offline"

@@ -1,7 +1,7 @@
-"""Synthetic rows of a data set: made once for all runs that share them, and kept in files for those to come.
+"""Synthetic rows of a data set, generated once and cached on disk for all runs that share them.
 
-To fit a generator and draw five million rows takes a while, with the paper's settings as long as to learn from them,
-and a run that is continued must find the same rows again.
+With the paper's settings, fitting and sampling take as long as training an agent. A resumed run also needs the same
+rows again.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ KIND = "upsampled rows"
 
 
 class Upsampled:
-    """Makes the rows, or finds them.
+    """Generates synthetic rows, or reads them from the cache.
 
     Args:
-        folder: Of the files, some 200 bytes per row; None to keep none.
-        device: Where to fit.
+        folder: Cache folder, about 200 bytes per row; None for no cache on disk.
+        device: Device of the generator.
     """
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
-        """Make nothing yet."""
+        """Nothing is generated yet."""
         self.folder, self.device = folder, device
-        self._last: tuple[dict[str, Any], Transitions, dict[str, Any]] | None = None  # the last only: it is large
+        self._last: tuple[dict[str, Any], Transitions, dict[str, Any]] | None = None  # only the last: rows are large
 
     def rows(self, config: OfflineConfig, dataset: Dataset) -> tuple[Transitions, dict[str, Any]]:
-        """The synthetic rows of a config, and what there is to say of how they were made."""
+        """The synthetic rows of a config, and how they were made, as JSON values."""
         key = self._key(config, dataset)
         if self._last is None or self._last[0] != key:
-            self._last = None  # its memory first
+            self._last = None  # frees its memory first
             path = self._path(config, key)
             found = self._read(path, key) or self._make(config, dataset, path, key)
             self._last = key, Transitions(dataset.spec(), found["rows"].to(self.device)), found["about"]
@@ -73,16 +73,16 @@ class Upsampled:
         try:
             found = load_checkpoint(path, KIND)
         except CheckpointError as error:
-            warnings.warn(f"{error}; its rows are made again", stacklevel=2)
+            warnings.warn(f"{error}; generating the rows again", stacklevel=2)
             return None
         return found if found["key"] == key else None
 
     def _make(self, config: OfflineConfig, dataset: Dataset, path: Path | None, key: dict[str, Any]) -> dict[str, Any]:
-        """Upsample through the adapter that CORL's own files would use."""
+        """Fit and sample through the CORL adapter, as CORL's own scripts would."""
         sizes = dataset.observations.shape[1], dataset.actions.shape[1], len(dataset)
-        reach = float(max(1.0, np.abs(dataset.actions).max()))
+        max_action = float(max(1.0, np.abs(dataset.actions).max()))
         buffer = corl.ReplayBuffer(
-            *sizes, self.device, generator=config.generator_config(), max_action=reach, seed=config.first_seed
+            *sizes, self.device, generator=config.generator_config(), max_action=max_action, seed=config.first_seed
         )
         buffer.load_d4rl_dataset(dataset.to_qlearning())
         report = buffer.upsample(key["rows"])
@@ -100,9 +100,10 @@ class Upsampled:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(path, KIND, made)
             except OSError as error:
-                why = error.__cause__ or error  # without the path, which is said already
+                reason = error.__cause__ or error  # the cause does not repeat the path
                 warnings.warn(
-                    f"{path}: the rows cannot be kept ({why}); this run goes on, but the next has to make them again",
+                    f"{path}: cannot cache the synthetic rows ({reason}); this run continues, the next one has to "
+                    "generate them again",
                     stacklevel=2,
                 )
         return made
@@ -114,11 +115,11 @@ def _digest(content: bytes) -> str:
 
 @cache
 def _code() -> str:
-    """Changes with the library: rows of other code are not taken for those of this."""
+    """Digest of the library's source code, so that rows of another version are not reused."""
     return _digest(b"".join(path.read_bytes() for path in _files()))
 
 
 def _files() -> list[Path]:
-    """What makes the rows; the adapters may lie elsewhere than the rest of the library."""
+    """Source files that affect the rows; in an editable install, adapters are outside the library's folder."""
     folders = {Path(str(module.__file__)).resolve().parent for module in (synther_replay, corl)}
     return sorted({path for folder in folders for path in folder.rglob("*.py")} | {Path(__file__).resolve()})

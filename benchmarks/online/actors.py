@@ -1,4 +1,4 @@
-"""The agents of all seeds in an online run: networks, transitions, generator, and the way to the environments."""
+"""The agents of all seeds in an online run: learner, replay, generator, and transfer to and from the environments."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.seeding import derive_seed
 from synther_replay.generator import FitReport
 
-_LATEST = 1_000  # transitions by which value_estimates are judged: an episode of most tasks
+_LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
 
 
 class Agents:
-    """M agents with what they learn from.
+    """M agents with their replay and, for algorithms with synthetic replay, their generator.
 
     Args:
-        settings: Of the run.
-        task: Its task.
-        device: Where to learn.
+        settings: Settings of the run.
+        task: The task.
+        device: Device of the learner.
 
     Attributes:
-        observations: Where the next actions are taken, ``(M, O)`` on the CPU.
+        observations: Inputs of the next actions, ``(M, O)`` on the CPU.
         actions: The next actions, ``(M, A)`` on the CPU.
     """
 
@@ -55,7 +55,7 @@ class Agents:
         self.generator = None
         if self.schedule:
             config = settings.generator_config()
-            seed = derive_seed(seed, 6)  # learner and generator number their own streams, which must not be the same
+            seed = derive_seed(seed, 6)  # learner and generator must not share random streams
             self.generator = DiffusionGenerator(self.spec, config, device=device, seed=seed, stack=settings.seeds)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._row, self.observations, self.actions = (
@@ -63,14 +63,14 @@ class Agents:
             for width in (self.spec.dim, task.observation_dim, task.action_dim)
         )
 
-    def take_in(self, after: Steps) -> None:
-        """Store what followed the actions; of an agent that failed, zeros."""
-        self.await_copies()  # out of the memory that is written to here
+    def store(self, after: Steps) -> None:
+        """Store the transitions of one step; those of a failed agent are zeros."""
+        self.await_copies()  # the copy of the last row must be finished before the row is overwritten
         spec, row = self.spec, self._row.numpy()
         row[:, spec.observations] = self.observations.numpy()
         row[:, spec.actions] = self.actions.numpy()
         row[:, spec.rewards.start] = after.rewards
-        row[:, spec.next_observations] = after.following
+        row[:, spec.next_observations] = after.next_observations
         row[:, spec.terminated.start] = after.terminated
         row[after.failed] = 0.0
         self.replay.add(self._row)
@@ -78,14 +78,14 @@ class Agents:
         self.observations.numpy()[:] = after.observations
 
     def act(self) -> None:
-        """Begin to choose the next actions; they are there after `await_copies`."""
+        """Start computing the next actions; `actions` is valid after `await_copies`."""
         self.learner.observations.copy_(self.observations, non_blocking=True)
         self.learner.act()
         self.actions.copy_(self.learner.actions, non_blocking=True)
         self._note_copies()
 
     def await_copies(self) -> None:
-        """Wait for rows and actions on their way to and from the GPU, though not for what it was given to do since."""
+        """Wait until rows and actions have been copied to and from the GPU, but not for work queued since."""
         if self._copied:
             self._copied.synchronize()
 
@@ -94,15 +94,15 @@ class Agents:
             self._copied.record()
 
     def warm_up(self) -> None:
-        """Have everything compiled that fits and generates, on a model and rows that are thrown away."""
+        """Compile fitting and sampling, with a temporary generator and random rows."""
         if self.generator is None or self.schedule is None:
             return
         config = replace(self.generator.config, steps=self.generator.config.average_every)
-        throwaway = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
+        temporary = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
         rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
         rows[..., self.spec.terminated] = 0.0
-        throwaway.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
-        throwaway.sample(1)  # computes a whole chunk
+        temporary.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
+        temporary.sample(1)  # computes a whole chunk
 
     def fit(self) -> FitReport:
         """Fit the generator to all real transitions."""
@@ -116,20 +116,20 @@ class Agents:
         synchronise(self.device)
 
     def value_estimates(self) -> dict[str, list[float]]:
-        """What each agent thinks of its latest transitions, a batch spread evenly over `_LATEST`; see the learner's."""
+        """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``."""
         count, batch = self.replay.count, self.learner.settings.batch_size
-        places = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
-        found = self.learner.value_estimates(self.replay.real[:, places.to(self.device)])
+        indices = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
+        found = self.learner.value_estimates(self.replay.real[:, indices.to(self.device)])
         return {name: each.tolist() for name, each in found.items()}
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
-        """The last actions of each agent, as many as `lengths` ``(M,)`` says."""
+        """The last ``lengths[i]`` actions of each agent i."""
         count = self.replay.count
         taken = self.replay.real[:, :count, self.spec.actions].cpu().numpy()
         return [own[count - length :] for own, length in zip(taken, lengths, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that they go on from."""
+        """State to resume from."""
         return {
             "learner": self.learner.state_dict(),
             "replay": self.replay.state_dict(),
@@ -139,7 +139,7 @@ class Agents:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, in place."""
+        """Restore `state_dict`, in place."""
         self.learner.load_state_dict(state["learner"])
         self.replay.load_state_dict(state["replay"])
         if self.generator:

@@ -1,4 +1,4 @@
-"""How far an online run has come: the part of its state that is neither networks nor transitions."""
+"""Progress of an online run: the part of its state that is neither networks nor transitions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CLOCKS = ("env", "learner", "fit", "generate", "evaluate", "start", "checkpoint"
 
 
 class Progress(Stopwatch):
-    """What M agents have done and shown so far.
+    """Steps, refits, failures and evaluations of M agents so far.
 
     Attributes:
         step: Environment steps of each agent.
-        last_refit: Step of the last one; None before the first.
-        fits: What each refit reported.
-        failed_at: For each agent the step at which it became non-finite; None for those that did not.
-        curve: Returns ``[M]`` of each evaluation, by its step.
-        value_estimates: What the agents thought then, by its name ``[M]``.
-        episodes: Number of the running episode, ``(M,)``.
-        lengths: Steps of the running episode so far, ``(M,)``.
-        made_on: Machines and commits that the run was made with, the first one first.
+        last_refit: Step of the last refit; None before the first.
+        fits: Report of each refit.
+        failed_at: Step at which each agent became non-finite; None for agents that did not.
+        curve: Returns ``[M]`` of each evaluation, by step.
+        value_estimates: Value estimates of each evaluation, by step and name ``[M]``.
+        episodes: Number of the current episode, ``(M,)``.
+        lengths: Steps of the current episode so far, ``(M,)``.
+        made_on: Machines and commits that the run was made with, in order.
     """
 
     def __init__(self, agents: int) -> None:
@@ -41,7 +41,15 @@ class Progress(Stopwatch):
         self.made_on: list[dict[str, Any]] = []
 
     def advance(self, episodes: np.ndarray, failed: np.ndarray) -> list[int]:
-        """Count one step, after which these episodes are running; returns the agents that failed in it."""
+        """Count one step.
+
+        Args:
+            episodes: Number of the current episode after the step, ``(M,)``.
+            failed: Whether each agent has failed so far, ``(M,)``.
+
+        Returns:
+            The agents that failed in this step.
+        """
         new = [agent for agent in np.flatnonzero(failed).tolist() if self.failed_at[agent] is None]
         for agent in new:
             self.failed_at[agent] = self.step
@@ -51,29 +59,29 @@ class Progress(Stopwatch):
         return new
 
     def returns(self, step: int) -> list[float | None]:
-        """Of one evaluation; None for agents that failed before it or in it."""
-        return self._judged(step, self.curve[step], digits=2)
+        """Returns of one evaluation; None for agents that failed before or during it."""
+        return self._rounded(step, self.curve[step], digits=2)
 
-    def beliefs_at(self, step: int) -> dict[str, list[float | None]]:
-        """Those of one evaluation, in the same way."""
-        return {name: self._judged(step, values, digits=5) for name, values in self.value_estimates[step].items()}
+    def value_estimates_at(self, step: int) -> dict[str, list[float | None]]:
+        """Value estimates of one evaluation; None for agents that failed before or during it."""
+        return {name: self._rounded(step, values, digits=5) for name, values in self.value_estimates[step].items()}
 
-    def _judged(self, step: int, values: list[float], digits: int) -> list[float | None]:
-        def judged(value: float, failed: int | None) -> float | None:
-            lost = (failed is not None and failed < step) or not math.isfinite(value)
-            return None if lost else round(value, digits)
+    def _rounded(self, step: int, values: list[float], digits: int) -> list[float | None]:
+        def rounded(value: float, failed_at: int | None) -> float | None:
+            failed = (failed_at is not None and failed_at < step) or not math.isfinite(value)
+            return None if failed else round(value, digits)
 
-        return [judged(*pair) for pair in zip(values, self.failed_at, strict=True)]
+        return [rounded(*pair) for pair in zip(values, self.failed_at, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """State to resume from, as JSON values."""
         return {
             "step": self.step,
             "last_refit": self.last_refit,
             "fits": self.fits,
             "failed_at": self.failed_at,
             "curve": {str(step): returns for step, returns in self.curve.items()},
-            "value_estimates": {str(step): value_estimates for step, value_estimates in self.value_estimates.items()},
+            "value_estimates": {str(step): estimates for step, estimates in self.value_estimates.items()},
             "seconds": self.wall_seconds(),
             "episodes": self.episodes.tolist(),
             "lengths": self.lengths.tolist(),
@@ -81,12 +89,10 @@ class Progress(Stopwatch):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Restore `state_dict`."""
         self.step, self.last_refit = state["step"], state["last_refit"]
         self.fits, self.failed_at, self.made_on = state["fits"], state["failed_at"], state["made_on"]
         self.curve = {int(step): returns for step, returns in state["curve"].items()}
-        self.value_estimates = {
-            int(step): value_estimates for step, value_estimates in state.get("value_estimates", {}).items()
-        }
+        self.value_estimates = {int(step): estimates for step, estimates in state.get("value_estimates", {}).items()}
         self.episodes, self.lengths = np.array(state["episodes"]), np.array(state["lengths"])
         self.continue_from(state["seconds"])

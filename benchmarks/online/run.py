@@ -1,4 +1,4 @@
-"""One online run: agents of all seeds act, learn and are evaluated; it can be stopped and continued at any time."""
+"""One online run: agents of all seeds act, train and are evaluated; the run is resumable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from synther_replay.benchmarks.common.formatting import mean_and_spread
 from synther_replay.benchmarks.common.processes import worker_context
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
-    checkpoint_beside,
+    checkpoint_path,
     run_until,
     save_result,
     save_state,
@@ -37,48 +37,48 @@ from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
 KIND = "online run"
-CHUNK = 500  # environment steps between two points where a run can be continued
-_PRINT = partial(print, flush=True)  # also where the output goes to a file
+CHUNK = 500  # environment steps between points at which a checkpoint can be saved
+_PRINT = partial(print, flush=True)  # so that a redirected log is up to date
 
 
 def run_to_file(path: Path, settings: Settings, device: torch.device, **limits: Any) -> OnlineRun:
-    """Begin or continue the run whose result belongs at `path`, and write it if the end is reached.
+    """Start or resume the run whose result file is `path`; the file is written when the run is finished.
 
     Args:
-        path: The result; a run that is not finished is saved beside it.
-        settings: What to run.
-        device: Where to learn.
+        path: The result file; the checkpoint is saved next to it.
+        settings: Settings of the run.
+        device: Device of the learner.
         limits: See `OnlineRun.run`.
 
     Returns:
-        The run; `finished` says whether the result is there.
+        The run; `finished` tells whether the result was written.
     """
     run = OnlineRun(settings, device)
     make_folder_of(path)
-    if run.run(checkpoint_beside(path), **limits):
+    if run.run(checkpoint_path(path), **limits):
         save_result(path, {**run.result(), **origin(device)})
     return run
 
 
 class OnlineRun:
-    """Acts, learns, refits and evaluates, in chunks between which it can be saved.
+    """Acts, trains, refits and evaluates in chunks; checkpoints are saved between chunks.
 
-    It runs once: what was stopped is continued by a new one from its checkpoint.
+    An object runs once. A stopped run is resumed by a new object from the checkpoint.
 
     Args:
-        settings: What to run.
-        device: Where to learn.
-        report: Called with a line of progress.
+        settings: Settings of the run.
+        device: Device of the learner.
+        report: Called with each line of progress.
     """
 
     def __init__(self, settings: Settings, device: torch.device, report: Callable[[str], None] = _PRINT) -> None:
-        """Build agents and generator; processes start with `run`."""
+        """Build agents and generator; worker processes start in `run`."""
         self.settings, self.device, self.report = settings, device, report
         self.progress = Progress(settings.seeds)
-        self._measured_from: tuple[int, float] | None = None  # step and seconds, for what is said of the time left
+        self._measured_from: tuple[int, float] | None = None  # step and seconds, to estimate the time left
         choose_precision(device)
         with self.progress.clock("start"):
-            worker_context()  # imports while the rest is built
+            worker_context()  # the fork server imports packages while the agents are built
             self.task = Task.named(settings.env)
             self.agents = Agents(settings, self.task, device)
 
@@ -96,33 +96,33 @@ class OnlineRun:
         workers: int | None = None,
         keep_policies: Path | None = None,
     ) -> bool:
-        """Go on to the end or the time limit, whichever comes first.
+        """Run until finished or until the time limit, whichever comes first.
 
         Args:
-            checkpoint: Where the run is saved, and continued from if it was.
-            time_limit: Seconds after which to save and stop; a refit is not interrupted.
-            checkpoint_every: Seconds between two saves on the way.
-            workers: Cores to use for environments and evaluations; None for all.
-            keep_policies: Folder for the policies of each evaluation, ``<step>.safetensors``; None to keep none.
+            checkpoint: Checkpoint file; the run resumes from it if it exists.
+            time_limit: Seconds after which to save and stop; a running refit is finished first.
+            checkpoint_every: Seconds between checkpoints.
+            workers: CPU cores for environments and evaluation; None for all.
+            keep_policies: Folder for the policies of each evaluation, ``<step>.safetensors``; None: not saved.
 
         Returns:
-            Whether the end was reached.
+            Whether the run is finished.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         with ExitStack() as stack:
             with self.progress.clock("start"):
                 if checkpoint.exists():
                     self._load(checkpoint)
                 record_origin(self.progress.made_on, self.device)
-                environments, evaluator = self._processes(stack, workers or os.cpu_count() or 2)
-                if self.device.type == "cuda":  # where there is something to compile; counted here, not as fitting
-                    self.agents.warm_up()  # while the processes build their environments
-                self._enter(environments)
+                environments, evaluator = self._start_processes(stack, workers or os.cpu_count() or 2)
+                if self.device.type == "cuda":  # compile now: timed as "start" and not as "fit"
+                    self.agents.warm_up()  # while the worker processes build their environments
+                self._restore(environments)
             ended = run_until(
                 lambda: self._run_chunk(environments, evaluator, keep_policies),
                 lambda: self._save(checkpoint, evaluator),
                 lambda: self.finished,
-                begun=begun,
+                started=started,
                 time_limit=time_limit,
                 checkpoint_every=checkpoint_every,
             )
@@ -132,14 +132,14 @@ class OnlineRun:
         return ended
 
     def result(self) -> dict[str, Any]:
-        """What the run showed; a seed that failed has no return from then on."""
+        """The result as JSON values; returns of a failed seed are None from its failure on."""
         settings, progress = self.settings, self.progress
         return {
             **{key: getattr(settings, key) for key in ("env", "algo", "preset", "utd", "steps")},
             "seeds": [settings.first_seed + agent for agent in range(settings.seeds)],
             "curve": [{"step": step, "returns": progress.returns(step)} for step in sorted(progress.curve)],
             "value_estimates": [
-                {"step": step, **progress.beliefs_at(step)} for step in sorted(progress.value_estimates)
+                {"step": step, **progress.value_estimates_at(step)} for step in sorted(progress.value_estimates)
             ],
             "failed_at": progress.failed_at,
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
@@ -151,7 +151,7 @@ class OnlineRun:
     # ------------------------------------------------------------------ loop
 
     def _run_chunk(self, environments: Environments, evaluator: Evaluator, keep_policies: Path | None) -> None:
-        """CHUNK environment steps, which depend on the state before them alone."""
+        """Run CHUNK environment steps; they depend only on the state at the start of the chunk."""
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
             self._prepare_learner()
@@ -164,38 +164,42 @@ class OnlineRun:
                 agents.actions.numpy()[:] = random_actions[k]
             else:
                 with progress.clock("learner"):
-                    agents.learner.learn()  # on a GPU this only begins, and goes on while the environments step
+                    agents.learner.learn()  # asynchronous on a GPU: runs while the environments step
                     agents.await_copies()
             with progress.clock("env"):
                 environments.begin_step(agents.actions.numpy())
                 after = environments.end_step()
             with progress.clock("learner"):
-                self._take_in(after)
-            # not at the very end, where nothing is learnt from it any more
+                self._store(after)
+            # no refit after the last step: nothing is trained on its rows
             if agents.schedule and not self.finished and agents.schedule.is_due(progress.step, progress.last_refit):
                 self._refit()
             if progress.step in evaluations:
                 with progress.clock("evaluate"):
                     weights = agents.learner.policy_weights()
                     evaluator.submit(progress.step, weights)
-                    if progress.step > settings.random_steps:  # before, they think nothing yet
+                    if progress.step > settings.random_steps:  # critics are untrained before
                         progress.value_estimates[progress.step] = agents.value_estimates()
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()
         self._collect(evaluator)
 
-    def _take_in(self, after: Steps) -> None:
-        """Store what happened and begin to choose the next actions."""
+    def _store(self, after: Steps) -> None:
+        """Store the transitions of one step and start computing the next actions."""
         for agent in self.progress.advance(after.episodes, after.failed):
             seed, step = self.settings.first_seed + agent, self.progress.failed_at[agent]
-            warnings.warn(f"seed {seed} became non-finite at step {step}; the others go on", stacklevel=2)
-        self.agents.take_in(after)
+            warnings.warn(
+                f"seed {seed}: action, observation or reward became non-finite at step {step}; stopped, the other "
+                "seeds continue",
+                stacklevel=2,
+            )
+        self.agents.store(after)
         if self.progress.step >= self.settings.random_steps:
             self.agents.act()
 
     def _refit(self) -> None:
-        """Refit and replace the synthetic rows; where that fails for want of luck or memory, go on with the old."""
+        """Refit the generator and replace the synthetic rows; keep the old rows if it diverged or ran out of memory."""
         progress = self.progress
         progress.last_refit = progress.step
         try:
@@ -206,7 +210,9 @@ class OnlineRun:
         except (RuntimeError, MemoryError) as error:
             if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
                 raise
-            warnings.warn(f"refit at step {progress.step} failed, keeping the synthetic rows: {error}", stacklevel=2)
+            warnings.warn(
+                f"refit at step {progress.step} failed: {error}; keeping the previous synthetic rows", stacklevel=2
+            )
             return
         progress.fits.append({"step": progress.step, "steps": report.steps, "held_out_loss": report.held_out_loss})
         self._prepare_learner()
@@ -216,68 +222,69 @@ class OnlineRun:
             self.agents.learner.prepare()
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
-        """Take over the evaluations that are ready, or wait for all, and report them."""
+        """Store and report finished evaluations; with `wait`, wait for all of them."""
         progress, settings = self.progress, self.settings
         with progress.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
         total = progress.total_seconds()
-        going = total - progress.seconds["start"]  # compiling is not done again
+        running = total - progress.seconds["start"]  # compilation happens once and is excluded from the estimate
         left = ""
-        if progress.step > settings.random_steps:  # those, and the first fit, are no measure of the steps to come
-            first_step, first_going = self._measured_from = self._measured_from or (progress.step, going)
+        if progress.step > settings.random_steps:  # random steps and the first fit are faster or slower than the rest
+            first_step, first_running = self._measured_from = self._measured_from or (progress.step, running)
             if progress.step > first_step:
-                each = (going - first_going) / (progress.step - first_step)
-                left = f", {each * (settings.steps - progress.step):.0f} s left"
+                per_step = (running - first_running) / (progress.step - first_step)
+                left = f", about {per_step * (settings.steps - progress.step):.0f} s left"
         for step in steps:
             progress.curve[step] = evaluator.results[step]
-            where = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"
-            self.report(f"{where}: return {_spread(progress.returns(step))}, {total:.0f} s so far{left}")
+            label = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"
+            self.report(f"{label}: return {_spread(progress.returns(step))}, {total:.0f} s elapsed{left}")
 
-    # ------------------------------------------------------- save and continue
+    # ------------------------------------------------------- save and resume
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
         with self.progress.clock("checkpoint"):
             settings = {"settings": self.settings.to_json()}
             save_state(path, KIND, {**settings, **self.progress.state_dict(), **self.agents.state_dict()})
-        self.report(f"saved at step {self.progress.step:,}")
+        self.report(f"checkpoint saved at step {self.progress.step:,}")
 
     def _load(self, path: Path) -> None:
         state = saved_state(path, KIND, self.settings)
         self.progress.load_state_dict(state)
         self.agents.load_state_dict(state)
 
-    def _processes(self, stack: ExitStack, cores: int) -> tuple[Environments, Evaluator]:
-        """Start what steps environments and what evaluates."""
+    def _start_processes(self, stack: ExitStack, cores: int) -> tuple[Environments, Evaluator]:
+        """Start the worker processes of environments and evaluation."""
         settings = self.settings
         seeds = [agent_seed(settings.first_seed + agent) for agent in range(settings.seeds)]
         environments = stack.enter_context(Environments(self.task, seeds, workers=max(1, cores // 2)))
         evaluator = Evaluator(self.task.name, seeds, episodes=settings.episodes, workers=max(1, cores // 3))
         return environments, stack.enter_context(evaluator)
 
-    def _enter(self, environments: Environments) -> None:
-        """First observations, or those where the run was left."""
-        progress, here = self.progress, self.agents.observations.numpy()
+    def _restore(self, environments: Environments) -> None:
+        """Get the first observations, or restore the environments of a resumed run by repeating actions."""
+        progress, saved = self.progress, self.agents.observations.numpy()
         if not progress.step:
-            here[:] = environments.observations()
+            saved[:] = environments.observations()
             return
         failed = [at is not None for at in progress.failed_at]
         actions = self.agents.actions_since(progress.lengths)
-        found = environments.replay_to(progress.episodes.tolist(), actions, failed)
-        found[failed] = 0.0
-        if not np.array_equal(found, here):
+        restored = environments.replay_to(progress.episodes.tolist(), actions, failed)
+        restored[failed] = 0.0
+        if not np.array_equal(restored, saved):
+            error = float(np.abs(restored - saved).max())
             warnings.warn(
-                "the environments did not come back to where they were; this machine or its simulator computes "
-                "differently, so the run goes on but not as it would have",
+                f"the environments could not be restored exactly (observations differ by up to {error:.2g}); the CPU "
+                "or the version of MuJoCo differs, so the resumed run differs from an uninterrupted one",
                 stacklevel=2,
             )
-            here[:] = found
-        self.report(f"continued at step {progress.step:,}")
+            saved[:] = restored
+        self.report(f"resumed at step {progress.step:,}")
 
 
 def _spread(returns: list[float | None]) -> str:
-    """Mean, standard deviation and range of the seeds that did not fail."""
+    """Mean, standard deviation and range over the seeds that did not fail."""
     known = [value for value in returns if value is not None]
     if not known:
-        return "of no seed, all failed"
+        return "none (all seeds failed)"
     return f"{mean_and_spread(known, 1)} [{min(known):.1f}, {max(known):.1f}]"

@@ -1,4 +1,4 @@
-"""What an online run can be asked for: algorithms, presets and the settings that its result depends on."""
+"""Settings of an online run: algorithms, presets, and everything that the result depends on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
-from synther_replay.benchmarks.common.command_line import PRESETS, generator_of
+from synther_replay.benchmarks.common.command_line import PRESETS, build_generator_config
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
 from synther_replay.replay.mixing import check_real_ratio
@@ -15,7 +15,7 @@ from synther_replay.replay.mixing import check_real_ratio
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What distinguishes one algorithm from another."""
+    """Number of critics, critic updates per environment step, and whether synthetic replay is used."""
 
     critics: int
     utd: int
@@ -32,25 +32,26 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a result depends on; kept with it, and a run is only continued under the same.
+    """Everything that the result of an online run depends on.
 
-    The learner's hyper-parameters are not among them: the algorithm fixes them (`ALGORITHMS`, and `Hyperparameters` in
-    `learner`). Whether the task exists is seen when it is built; all else that cannot work is refused here.
+    Saved with the result; a checkpoint is resumed with equal settings only. Hyper-parameters of the learner are fixed
+    by the algorithm (`ALGORITHMS`, `agents.sac.Hyperparameters`). Invalid values are refused here, except for an
+    unknown task, which is refused when the environment is built.
 
     Attributes:
         env: Name of the task.
         algo: One of `ALGORITHMS`.
-        preset: Of the generator; None for algorithms without one.
+        preset: Preset of generator and schedule; None for algorithms without a generator.
         seeds: Number of agents.
-        steps: Environment steps of each.
+        steps: Environment steps per agent.
         utd: Critic updates per environment step.
-        random_steps: Environment steps with random actions, before anything is learnt.
-        episodes: Per evaluation.
-        first_seed: Agents have this seed and the following ones, from which their episodes come; networks and noise of
-            all are drawn from the first, so an agent of one run is not the agent of that seed in another.
+        random_steps: Environment steps with random actions before training starts.
+        episodes: Episodes per evaluation.
+        first_seed: Seed of the first agent; the others count up. Episodes of an agent depend on its own seed. Networks
+            and noise of all agents are drawn from the first seed, so agents of one seed differ between runs.
         real_ratio: Share of real rows in a batch.
-        schedule: `every`, `rows` and `growth` of the refits, as far as they differ from the preset's.
-        generator: Settings of the generator, as far as they differ from the preset's.
+        schedule: `every`, `rows` and `growth` of the refits, where they differ from the preset.
+        generator: Options of the generator that differ from the preset.
     """
 
     env: str
@@ -67,7 +68,7 @@ class Settings:
     generator: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all values."""
         if self.algo not in ALGORITHMS:
             raise ValueError(f"algo: expected one of {', '.join(ALGORITHMS)}, got {self.algo!r}")
         for name in ("seeds", "steps", "utd", "random_steps", "episodes"):
@@ -80,36 +81,41 @@ class Settings:
             self.retrain_schedule()
             self.generator_config()
         elif self.preset or self.schedule or self.generator:
-            raise ValueError(f"algo: {self.algo} has no generator, so it takes no preset, schedule or settings of one")
+            given = {"preset": self.preset, "schedule": self.schedule, "generator": self.generator}
+            shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+            raise ValueError(
+                f"algo: {self.algo} has no generator, so preset, schedule and generator options do not "
+                f"apply, got {shown}"
+            )
 
     @property
     def synthetic(self) -> bool:
-        """Whether there is a generator."""
+        """Whether the algorithm uses synthetic replay."""
         return ALGORITHMS[self.algo].synthetic
 
     @property
     def name(self) -> str:
-        """Algorithm and preset, as files are named."""
+        """Algorithm and preset, used as file name."""
         return "-".join(part for part in (self.algo, self.preset) if part)
 
     def retrain_schedule(self) -> RetrainSchedule:
-        """When to refit: first after one interval, but not before anything is learnt or can be fitted."""
+        """Schedule of the refits; the first one comes after one interval, the random steps and `min_rows` rows."""
         preset: RetrainSchedule = getattr(RetrainSchedule, str(self.preset))()
         chosen = RetrainSchedule(**{**asdict(preset), **self.schedule})
         return replace(chosen, start=max(chosen.every, self.random_steps, DiffusionGenerator.min_rows))
 
     def generator_config(self) -> GeneratorConfig:
-        """The preset's; where it is the paper's, with what the published code has for online runs."""
+        """Options of the generator; preset `paper` gets those of the published code for online runs."""
         online = {"embedding": 256, "normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
-        return generator_of(str(self.preset), {**online, **self.generator})
+        return build_generator_config(str(self.preset), {**online, **self.generator})
 
     def evaluation_steps(self) -> set[int]:
-        """Every 2,500 steps up to 20,000, then every 10,000, and the last."""
+        """Steps at which policies are evaluated: every 2,500 up to 20,000, then every 10,000, and the last."""
         early = range(2_500, min(self.steps, 20_000) + 1, 2_500)
         return {*early, *range(30_000, self.steps + 1, 10_000), self.steps}
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they come back from a file, with what the preset stands for in this release."""
+        """The settings as JSON values, with the presets resolved to their options."""
         values = asdict(self)
         if self.synthetic:
             values["schedule"] = asdict(self.retrain_schedule())

@@ -1,1 +1,1 @@
-"""Other implementations, run beside ours."""
+"""Other implementations to compare with: CORL, Stable-Baselines3, the published SynthER code, TVAE and CTGAN."""

@@ -1,11 +1,12 @@
-"""CORL's own TD3+BC and IQL on a data set of offline_d4rl.py: a check on our learners.
+"""CORL's own TD3+BC and IQL on a data set of offline_d4rl.py, to check our learners.
 
-    python benchmarks/offline_corl.py --corl path/to/CORL --dataset hopper-medium-regen --algo td3bc iql --seeds 4
+    python -m synther_replay.benchmarks.peers.corl_scripts --corl path/to/CORL --dataset hopper-medium-regen \
+        --algo td3bc iql --seeds 4
 
-writes ``results/offline/<dataset>/corl-<algo>.json``, to be held against ``<algo>-real.json`` of as many
-updates. CORL's file runs as it is, with its settings for the data set; stand-ins replace the packages that it imports
-and few have installed, and our code judges the policies, in the episodes that ours are judged in. Each seed has a
-process of its own on one CPU core. Stopped, the same command goes on with the seeds that are missing.
+Writes ``results/offline/<dataset>/corl-<algo>.json``, to compare with ``<algo>-real.json`` of the same number of
+updates. CORL's script runs unchanged, with its settings for the data set. Stubs replace packages that it imports (gym,
+d4rl, pyrallis, wandb). Policies are evaluated by our code, in the same episodes as ours. Each seed runs in its own
+process on one CPU core. If interrupted, the same command runs the missing seeds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from synther_replay.benchmarks.common.command_line import exit_with_error, folde
 from synther_replay.benchmarks.common.files import make_folder_of, write_json
 from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin, record_origin
-from synther_replay.benchmarks.common.resumable import checkpoint_beside, is_done, save_result
+from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, save_result
 from synther_replay.benchmarks.data.registry import Dataset, load, normalised_score
 from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline.rows import DataSource
@@ -43,61 +44,66 @@ from synther_replay.common.checks import whole_number
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 
-FILES = {"td3bc": "td3_bc", "iql": "iql"}  # of CORL, by our names
+FILES = {"td3bc": "td3_bc", "iql": "iql"}  # CORL's script names, by our names
 _CPU = torch.device("cpu")
-# Of a config: what the result depends on, and what is at the top of it beside these.
+# Settings of a config that the result depends on, and those repeated at the top level of the result.
 _SETTINGS = ("dataset", "algo", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
 _SHOWN = ("dataset", "data", "preset", "steps", "subsample", "augment", "network", "task")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What to run: data set, algorithm and sizes of `config` with the files of the checkout `corl`."""
+    """A run of CORL's script.
+
+    Attributes:
+        config: Data set, algorithm, seeds and steps.
+        corl: Checkout of CORL.
+    """
 
     config: OfflineConfig
     corl: Path
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all values."""
         if not self.script.is_file():
-            raise ValueError(f"corl: {self.corl} is not a checkout of CORL, there is no {self.script}")
+            raise ValueError(f"--corl: {self.corl} is not a checkout of CORL: no {self.script}")
         self.published()
         steps, every = self.config.steps, self.config.evaluate_every
-        if steps % every:  # CORL would not judge at the end
+        if steps % every:  # CORL would not evaluate the final policy
             raise ValueError(f"steps: expected a multiple of evaluate_every={every}, got {steps}")
 
     @property
     def script(self) -> Path:
-        """The algorithm's file."""
+        """CORL's script of the algorithm."""
         return self.corl / "algorithms" / "offline" / f"{FILES[self.config.algo]}.py"
 
     def published(self) -> dict[str, str]:
-        """CORL's settings for the official namesake of the data set, as its flat YAML file has them."""
+        """CORL's settings for the official version of the data set, from its YAML file (which is not nested)."""
         task, _, kind = self.config.dataset.rpartition("-")[0].partition("-")
         folder = self.corl / "configs" / "offline" / FILES[self.config.algo] / task
         found = sorted(folder.glob(f"{kind.replace('-', '_')}_v*.yaml"))
         if not found:
-            raise ValueError(f"corl: {folder} has no settings for {self.config.dataset}")
+            raise ValueError(f"--corl: no settings for {self.config.dataset} in {folder}")
         pairs = [line.partition(":") for line in found[-1].read_text().splitlines()]
         return {name.strip(): value.strip() for name, _, value in pairs if value}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that the result depends on; the commit is unknown where the checkout has no history."""
+        """Everything that the result depends on, as JSON values; the commit is "unknown" without git history."""
         command = ["git", f"--git-dir={self.corl / '.git'}", f"--work-tree={self.corl}"]
         command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         commit = "unknown"
-        with contextlib.suppress(OSError):  # there may be no git
+        with contextlib.suppress(OSError):  # git may not be installed
             commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or commit
         sizes = {name: getattr(self.config, name) for name in _SETTINGS}
         return {**sizes, "published": self.published(), "corl_commit": commit}
 
 
 def import_script(path: Path, dataset: Dataset) -> ModuleType:
-    """Import an algorithm's file with stand-ins for the packages around it, which are gone again afterwards."""
+    """Import a script of CORL with stubs in place of the packages that it imports; the stubs are removed afterwards."""
     observations, actions = (Box(-1, 1, rows.shape[1:]) for rows in (dataset.observations, dataset.actions))
     env = SimpleNamespace(observation_space=observations, action_space=actions, seed=lambda seed: None)
     env.get_normalized_score = lambda value: normalised_score(dataset.name, value) / 100
-    # Nobody acts in this environment, but it has to know how observations are scaled.
+    # No one steps this environment; the evaluation reads the scaling of observations from it.
     wrappers = SimpleNamespace(TransformObservation=lambda env, scale: SimpleNamespace(**vars(env), scale=scale))
     saved = SimpleNamespace(save=lambda: None)
     modules = {
@@ -121,13 +127,13 @@ def import_script(path: Path, dataset: Dataset) -> ModuleType:
 
 
 def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
-    """Train one agent; its return at each evaluation, None where the policy became non-finite."""
+    """Train one agent; returns its return at each evaluation, or None for a non-finite policy."""
     torch.set_num_threads(1)
     config, published, returns = check.config, check.published(), []
     dataset = load(config.dataset, folder=folder)
     script = import_script(check.script, dataset)
 
-    def judge(env: Any, actor: Any, device: str, n_episodes: int, seed: int) -> np.ndarray:
+    def evaluate(env: Any, actor: Any, device: str, n_episodes: int, seed: int) -> np.ndarray:
         actor.eval()
         policy = SimpleNamespace(mean_action=lambda observation: actor.act(env.scale(observation), device))
         value = mean_return(config.task, policy, agent_seed(seed), n_episodes)
@@ -135,28 +141,31 @@ def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
         returns.append(round(value, 2) if np.isfinite(value) else None)
         return np.array([value])
 
-    script.eval_actor = judge
+    script.eval_actor = evaluate
     numbers = [field.name for field in fields(script.TrainConfig) if isinstance(field.default, int | float)]
     settings = {name: json.loads(published[name]) for name in numbers if name in published}
     settings |= {"max_timesteps": config.steps, "eval_freq": config.evaluate_every, "n_episodes": config.episodes}
     settings |= {"device": "cpu", "env": config.dataset, "seed": seed}
-    settings["buffer_size"] = len(dataset)  # what CORL has is more, and would stay empty
+    settings["buffer_size"] = len(dataset)  # CORL's default is larger, and the rest would stay empty
     with contextlib.redirect_stdout(io.StringIO()):
         script.train(script.TrainConfig(**settings))
     return returns
 
 
 def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> dict[str, Any]:
-    """Run the seeds that are missing, noting the returns of each beside `path`, then write and return the result."""
-    config, begun = check.config, time.monotonic()
+    """Run the missing seeds, save the returns of each in the checkpoint, then write and return the result."""
+    config, started = check.config, time.monotonic()
     rows, about = source.rows(config)
     make_folder_of(path)
-    checkpoint = checkpoint_beside(path)
+    checkpoint = checkpoint_path(path)
     state = {"settings": check.to_json(), "rows": rows.fingerprint(), "made_on": [], "seconds": 0.0, "returns": {}}
     if is_done(checkpoint, check):
         state = json.loads(checkpoint.read_text())
         if state["rows"] != rows.fingerprint():
-            raise ValueError(f"{checkpoint} is of a run with other rows; remove it to begin again")
+            raise ValueError(
+                f"{checkpoint}: checkpoint was saved with other rows (got fingerprint {state['rows']}, expected "
+                f"{rows.fingerprint()}); remove the file to start over"
+            )
     record_origin(state["made_on"], _CPU)
     seeds, before, returns = (
         range(config.first_seed, config.first_seed + config.seeds),
@@ -168,7 +177,7 @@ def run_to_file(path: Path, check: Check, source: DataSource, workers: int) -> d
         futures = {pool.submit(run, check, source.folder, seed): str(seed) for seed in missing}
         for future in as_completed(futures):
             returns[futures[future]] = future.result()
-            state["seconds"] = round(before + time.monotonic() - begun, 2)
+            state["seconds"] = round(before + time.monotonic() - started, 2)
             write_json(checkpoint, state)
             print(f"{config.dataset} {path.stem} seed {futures[future]}: returns {future.result()}", flush=True)
     curve = []
@@ -186,16 +195,16 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corl", required=True, type=Path, help="checkout of CORL")
-    parser.add_argument("--dataset", required=True, help="such as halfcheetah-medium-replay-regen")
+    parser.add_argument("--dataset", required=True, help="for example halfcheetah-medium-replay-regen")
     parser.add_argument("--algo", required=True, nargs="+", choices=FILES)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=50_000, help="updates of each")
-    parser.add_argument("--evaluate-every", type=int, default=10_000, help="updates between two evaluations")
-    parser.add_argument("--episodes", type=int, help="per evaluation (10, in mazes 100)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="seeds at a time (one per core)")
-    parser.add_argument("--folder", type=folder, help="where to look for data sets first")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--seeds", type=int, default=4, help="number of agents (4)")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first agent; the others count up (0)")
+    parser.add_argument("--steps", type=int, default=50_000, help="updates per agent (50,000)")
+    parser.add_argument("--evaluate-every", type=int, default=10_000, help="updates between evaluations (10,000)")
+    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; maze2d: 100)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="parallel seeds (one per core)")
+    parser.add_argument("--folder", type=folder, help="folder to search for data sets first")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     args = parser.parse_args()
     sizes = {name: getattr(args, name) for name in _SETTINGS if name not in ("dataset", "algo")}
     source = DataSource(args.folder, _CPU)
@@ -205,13 +214,13 @@ def main() -> int:
             path = args.out / args.dataset / f"corl-{check.config.algo}.json"
             if is_done(path, check):
                 source.check_same(path, check.config)
-                print(f"{path} is there already")
+                print(f"{path}: already exists")
             else:
                 print(run_to_file(path, check, source, args.workers)["final"])
     except (ValueError, OSError, ImportError) as error:
         return exit_with_error(2, error)
     except KeyboardInterrupt:
-        return exit_with_error(130, "interrupted; the same command goes on with the seeds that are missing")
+        return exit_with_error(130, "interrupted; run the same command for the missing seeds")
     return 0
 
 

@@ -1,9 +1,8 @@
-"""Drives a checkout of the published SynthER code, so that it can be timed beside ours in the same run.
+"""Runs the diffusion model and the agent of a checkout of the published SynthER code, to time them next to ours.
 
-Its diffusion and its agent are used. It imports a simulator and a logging service that take no part in that; where
-these are not installed, empty stand-ins take their place. Needed for real: gin-config, einops, ema-pytorch,
-accelerate, torchdiffeq, and for the agent redq, either installed or as a checkout in ``synther/REDQ``: watchernyu/REDQ
-at the commit that its ``requirements.txt`` names.
+The code imports packages that are not used here (wandb, d4rl, gym); empty stubs replace those that are not installed.
+Required packages: gin-config, einops, ema-pytorch, accelerate, torchdiffeq. The agent also requires redq, installed or
+as a checkout of watchernyu/REDQ in ``synther/REDQ``, at the commit named in SynthER's ``requirements.txt``.
 """
 
 from __future__ import annotations
@@ -28,12 +27,16 @@ _UNUSED = ("wandb", "d4rl", "gym", "gym.wrappers", "gym.wrappers.flatten_observa
 
 
 def check_reference(checkout: Path) -> None:
-    """Refuse a folder that is none of the published repository's."""
-    if not (checkout / "synther" / "diffusion" / "elucidated_diffusion.py").is_file():
-        raise ValueError(f"reference: {checkout} is not a checkout of the published SynthER code")
+    """Raise `ValueError` if a folder is not a checkout of the published code, or redq is missing."""
+    expected = checkout / "synther" / "diffusion" / "elucidated_diffusion.py"
+    if not expected.is_file():
+        raise ValueError(f"--reference: {checkout} is not a checkout of the published SynthER code: no {expected}")
     with _importable(checkout):
         if not _installed("redq.algos.redq_sac"):
-            raise ValueError(f"reference: the agent needs redq, which is not in {checkout / 'synther' / 'REDQ'}")
+            raise ValueError(
+                f"--reference: the agent requires redq, which is neither installed nor in "
+                f"{checkout / 'synther' / 'REDQ'}"
+            )
 
 
 class PublishedDiffusion:
@@ -46,10 +49,10 @@ class PublishedDiffusion:
     """
 
     def __init__(self, checkout: Path, data: Tensor, *, steps: int = 100_000) -> None:
-        """Import the published code and build its model, quietly."""
+        """Import the published code and build its model, without its output."""
         check_reference(checkout)
         with _importable(checkout):
-            _stand_in_for_unused()
+            _stub_unused()
             from synther.diffusion.denoiser_network import ResidualMLPDenoiser
             from synther.diffusion.elucidated_diffusion import ElucidatedDiffusion, REDQTrainer
             from synther.diffusion.norm import normalizer_factory
@@ -70,12 +73,12 @@ class PublishedDiffusion:
         self._data = data.cpu()
 
     def train_step(self) -> float:
-        """One of its training steps on a batch from the host, as its online loop makes them."""
+        """One training step on a batch from the CPU, as in its online loop."""
         index = torch.randint(len(self._data), (256,))
         return float(self._trainer.train_on_batch(self._data[index], use_wandb=False))
 
     def sample(self, rows: int, steps: int = 128) -> Tensor:
-        """Its sampler, in batches of at most 100K rows as it does."""
+        """Sample rows in batches of at most 100K, as the published code does."""
         model = self._trainer.ema.ema_model.eval()
         sizes = [min(100_000, rows - start) for start in range(0, rows, 100_000)]
         parts = [model.sample(n, num_sample_steps=steps, clamp=False, disable_tqdm=True).cpu() for n in sizes]
@@ -85,13 +88,13 @@ class PublishedDiffusion:
 class PublishedAgent:
     """The published agent in the configuration of its online experiments, in Gymnasium's HalfCheetah.
 
-    Half of each batch comes from a full buffer of synthetic rows, as from its first refit on.
+    Half of each batch comes from a full buffer of synthetic rows, as after its first refit.
 
     Args:
         checkout: Folder of the published repository.
-        data: Rows of HalfCheetah's size to fill its two buffers with, ``(n, dim)``.
-        device: Where it learns.
-        synthetic_rows: Size of the buffer of synthetic rows.
+        data: Rows with the columns of HalfCheetah to fill both buffers with, ``(n, dim)``.
+        device: Device of the agent.
+        synthetic_rows: Size of the synthetic buffer.
     """
 
     def __init__(self, checkout: Path, data: Tensor, device: torch.device, *, synthetic_rows: int = 1_000_000) -> None:
@@ -110,21 +113,21 @@ class PublishedAgent:
         self._observation, _ = self._env.reset(seed=0)
 
     def train(self) -> None:
-        """What it learns after one step of the environment: 20 updates of the critics, one of the policy."""
+        """The updates of one environment step: 20 of the critics, one of the policy."""
         self.agent.train(self)
 
     def store(self, **_: Any) -> None:
-        """Takes the place of its logger, which keeps the figures it is given."""
+        """Stub of its logger: ignores the values."""
 
     def step(self) -> None:
-        """One step of the environment with its own choice of an action, and the transition into its buffer."""
+        """One environment step: choose an action, step, and store the transition."""
         action = self.agent.get_exploration_action(self._observation, self._env)
         after, reward, terminated, truncated, _ = self._env.step(action)
         self.agent.store_data(self._observation, action, reward, after, terminated)
         self._observation = self._env.reset()[0] if terminated or truncated else after
 
     def insert(self, rows: int) -> None:
-        """Synthetic rows into their buffer one by one, as it does after a refit."""
+        """Insert synthetic rows one by one, as the published code does after a refit."""
         observations, actions, rewards, after, ends = (column[:rows] for column in self._columns)
         for row in zip(observations, actions, rewards[:, 0], after, ends[:, 0], strict=True):
             self.agent.diffusion_buffer.store(*row)
@@ -148,12 +151,12 @@ def _importable(checkout: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _stand_in_for_unused() -> None:
+def _stub_unused() -> None:
     for name in _UNUSED:
         if name in sys.modules or _installed(name):
             continue
         module = types.ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)  # accelerate looks for it to see whether a logger is there
+        module.__spec__ = ModuleSpec(name, None)  # accelerate checks it to detect loggers
         for attribute in ("FlattenObservation", "Env"):
             setattr(module, attribute, type(attribute, (), {}))
         sys.modules[name] = module

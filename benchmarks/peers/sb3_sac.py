@@ -1,14 +1,19 @@
-"""SAC in Stable-Baselines3 on a task of online_dmc.py: a check on our learner, and what the adapter gives its users.
+"""SAC in Stable-Baselines3 on a task of online_dmc.py, to check our learner and the adapter.
 
-    python benchmarks/online_sb3.py --env Hopper-v5 --seeds 8 --steps 30000
-    python benchmarks/online_sb3.py --env Hopper-v5 --seeds 4 --steps 30000 --algo synther
+    python -m synther_replay.benchmarks.peers.sb3_sac --env Hopper-v5 --seeds 8 --steps 30000
+    python -m synther_replay.benchmarks.peers.sb3_sac --env Hopper-v5 --seeds 4 --steps 30000 --algo synther
 
-write ``results/online/Hopper-v5/sb3-sac.json`` and ``sb3-synther.json``, from where one stands, to be held against
-``sac.json`` and ``synther-fast.json`` of online_dmc.py. `sac` is Stable-Baselines3's own, `sac20` our `FastSAC` with 20
-updates per step and `synther` the same with `SynthERBuffer`. Each seed has a process of its own. Two things differ from
-our learner by design: in Stable-Baselines3 the actor learns by the smaller of two critics, in ours by their mean as in
-the REDQ code base, and the initial weights have other scales. ``--policy-by mean`` and ``--init xavier`` take these
-differences away for `sac` (``sb3-sac-mean-xavier.json``).
+Writes ``results/online/Hopper-v5/sb3-sac.json`` and ``sb3-synther.json``, to compare with ``sac.json`` and
+``synther-fast.json`` of online_dmc.py. Each seed runs in its own process.
+
+Algorithms:
+    sac      SAC of Stable-Baselines3
+    sac20    our FastSAC, 20 updates per environment step
+    synther  the same with SynthERBuffer
+
+Two things differ from our learner by design. The actor of Stable-Baselines3 maximises the smaller of two critics; ours
+maximises their mean, as in the REDQ code base. The initial weights have other scales. ``--policy-by mean`` and ``--init
+xavier`` remove these differences for `sac` (``sb3-sac-mean-xavier.json``).
 """
 
 from __future__ import annotations
@@ -55,19 +60,19 @@ ALGORITHMS: dict[str, tuple[type[SAC], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a result depends on; kept with it.
+    """Everything that a result depends on; saved with it.
 
     Attributes:
         env: Name of the task.
         algo: One of `ALGORITHMS`.
         seeds: Number of agents.
-        steps: Environment steps of each.
+        steps: Environment steps per agent.
         every: Environment steps between evaluations.
-        episodes: Per evaluation.
-        random_steps: Environment steps before anything is learnt.
-        policy_by: By which value of the critics the actor learns, `smaller` or `mean`.
-        init: How weights are drawn, `torch` or `xavier`.
-        device: Where to learn.
+        episodes: Episodes per evaluation.
+        random_steps: Environment steps before training starts.
+        policy_by: Value of the critics that the actor maximises, `smaller` or `mean`.
+        init: Initialisation of the weights, `torch` or `xavier`.
+        device: Device of the learner.
     """
 
     env: str
@@ -82,23 +87,23 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, by name and value."""
+        """Validate all values."""
         for name in ("seeds", "steps", "every", "episodes", "random_steps"):
             whole_number(name, getattr(self, name))
         if self.algo != "sac" and (self.policy_by, self.init) != ("smaller", "torch"):
-            raise ValueError(f"algo: only sac takes --policy-by and --init, got {self.algo}")
+            raise ValueError(f"--policy-by and --init require --algo sac, got --algo {self.algo}")
 
     @property
     def name(self) -> str:
-        """As files are named."""
-        unusual = [value for value in (self.policy_by, self.init) if value in ("mean", "xavier")]
-        return "-".join((f"sb3-{self.algo}", *unusual))
+        """Algorithm and variant, used as file name."""
+        variant = [value for value in (self.policy_by, self.init) if value in ("mean", "xavier")]
+        return "-".join((f"sb3-{self.algo}", *variant))
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as they come back from a file, with the generator's where there is one."""
+        """The settings as JSON values, with the options of the generator if there is one."""
         kind = torch.device(self.device).type
         values = {**asdict(self), "device": kind}
-        if self.algo == "synther":  # what `SynthERBuffer` takes there by itself
+        if self.algo == "synther":  # the defaults of `SynthERBuffer` on this device
             preset = "fast" if kind == "cuda" else "tiny"
             schedule = asdict(getattr(RetrainSchedule, preset)())
             values |= {"generator": getattr(GeneratorConfig, preset)().to_json(), "schedule": schedule}
@@ -107,7 +112,7 @@ class Settings:
 
 
 def policy_of(model: SAC) -> Policy:
-    """SB3's actor as the evaluation takes it."""
+    """Convert SB3's actor to the policy class of the evaluation."""
     first, _, second, _ = model.actor.latent_pi
     heads = (model.actor.mu, model.actor.log_std)
 
@@ -124,7 +129,7 @@ def policy_of(model: SAC) -> Policy:
 
 
 class Evaluations(BaseCallback):
-    """Evaluates the deterministic policy every so many steps."""
+    """Evaluates the deterministic policy every `every` steps."""
 
     def __init__(self, task: str, every: int, episodes: int, seed: int) -> None:
         super().__init__()
@@ -137,15 +142,15 @@ class Evaluations(BaseCallback):
         return True
 
 
-def _mean_for_the_actor(_: torch.nn.Module, asked: tuple[Any, ...], values: tuple[torch.Tensor, ...]) -> Any:
-    """What critics say: where the actor asks, which is where actions have a gradient, each says the mean of all."""
-    if not asked[1].requires_grad:
+def _mean_q_for_actor(_: torch.nn.Module, inputs: tuple[Any, ...], values: tuple[torch.Tensor, ...]) -> Any:
+    """Forward hook: in the actor's update (where actions require a gradient), each critic returns the mean value."""
+    if not inputs[1].requires_grad:
         return values
     return (torch.stack(values).mean(0),) * len(values)
 
 
-def _begin_as_redq(model: SAC) -> None:
-    """Draw all weights anew, Xavier uniform with biases of zero, targets alike."""
+def _initialise_like_redq(model: SAC) -> None:
+    """Redraw all weights: Xavier uniform, zero biases, targets equal to the critics."""
     for module in (*model.actor.modules(), *model.critic.modules()):
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.xavier_uniform_(module.weight)
@@ -168,17 +173,17 @@ def run(settings: Settings, seed: int) -> dict[int, float]:
         **options,
     )
     if settings.init == "xavier":
-        _begin_as_redq(model)
+        _initialise_like_redq(model)
     if settings.policy_by == "mean":
-        model.critic.register_forward_hook(_mean_for_the_actor)
+        model.critic.register_forward_hook(_mean_q_for_actor)
     evaluations = Evaluations(settings.env, settings.every, settings.episodes, agent_seed(seed))
     model.learn(settings.steps, callback=evaluations)
     return evaluations.returns
 
 
 def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, Any]]:
-    """Run all seeds, so many at a time, and write their result; returns its curve."""
-    begun = time.monotonic()
+    """Run all seeds in `workers` processes and write the result; returns its curve."""
+    started = time.monotonic()
     seeds = range(settings.seeds)
     with WorkerPool(min(settings.seeds, workers)) as pool:
         runs = [future.result() for future in [pool.submit(run, settings, seed) for seed in seeds]]
@@ -186,7 +191,7 @@ def run_to_file(path: Path, settings: Settings, workers: int) -> list[dict[str, 
     utd = ALGORITHMS[settings.algo][1].get("gradient_steps", 1)
     result = {"env": settings.env, "algo": settings.name, "preset": None, "seeds": list(seeds), "utd": utd}
     result |= {"steps": settings.steps, "curve": curve, "settings": settings.to_json()}
-    result |= {"wall_seconds": {"total": round(time.monotonic() - begun, 2)}}
+    result |= {"wall_seconds": {"total": round(time.monotonic() - started, 2)}}
     save_result(path, {**result, **origin(torch.device(settings.device))})
     return curve
 
@@ -196,16 +201,23 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True, help="a Gymnasium task")
     parser.add_argument("--algo", default="sac", choices=ALGORITHMS)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30_000)
-    parser.add_argument("--every", type=int, default=5_000, help="environment steps between evaluations")
-    parser.add_argument("--episodes", type=int, default=10, help="per evaluation")
-    parser.add_argument("--random-steps", type=int, default=5_000)
-    parser.add_argument("--policy-by", default="smaller", choices=("smaller", "mean"), help="which value of critics")
-    parser.add_argument("--init", default="torch", choices=("torch", "xavier"), help="how weights are drawn")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="seeds at a time (one per core)")
-    parser.add_argument("--device", default="cpu", help="where to learn")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--seeds", type=int, default=8, help="number of agents (8)")
+    parser.add_argument("--steps", type=int, default=30_000, help="environment steps per agent (30,000)")
+    parser.add_argument("--every", type=int, default=5_000, help="environment steps between evaluations (5,000)")
+    parser.add_argument("--episodes", type=int, default=10, help="episodes per evaluation (10)")
+    parser.add_argument(
+        "--random-steps", type=int, default=5_000, help="environment steps before training starts (5,000)"
+    )
+    parser.add_argument(
+        "--policy-by",
+        default="smaller",
+        choices=("smaller", "mean"),
+        help="value of the critics that the actor maximises (smaller)",
+    )
+    parser.add_argument("--init", default="torch", choices=("torch", "xavier"), help="weight initialisation (torch)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="parallel seeds (one per core)")
+    parser.add_argument("--device", default="cpu", help="device of the learner (cpu)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     args = parser.parse_args()
     try:
         args.device = str(resolve_device(args.device))
@@ -213,7 +225,7 @@ def parse() -> argparse.Namespace:
         whole_number("workers", args.workers)
         Task.named(args.env)
         if args.env not in gym.registry:
-            raise ValueError(f"env: expected a task of Gymnasium, got {args.env!r}")
+            raise ValueError(f"--env: expected a Gymnasium task, got {args.env!r}")
     except ValueError as error:
         parser.error(str(error))
     return args
@@ -226,16 +238,16 @@ def main() -> int:
     path = args.out / settings.env / f"{settings.name}.json"
     try:
         if is_done(path, settings):
-            print(f"{path} is there already")
+            print(f"{path}: already exists")
             return 0
         make_folder_of(path)
         curve = run_to_file(path, settings, args.workers)
     except (ValueError, OSError) as error:
         return exit_with_error(2, error)
     except KeyboardInterrupt:
-        return exit_with_error(130, f"{path}: was interrupted, nothing of it is written")
+        return exit_with_error(130, f"{path}: interrupted; the file was not written")
     except BrokenProcessPool:
-        return exit_with_error(1, f"{path}: a process that learns has died, nothing of it is written")
+        return exit_with_error(1, f"{path}: a worker process died; the file was not written")
     for point in curve:
         print(f"{settings.env} step {point['step']:,}: {mean_and_spread(point['returns'], 1)}")
     print(path)

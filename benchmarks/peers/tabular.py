@@ -1,6 +1,6 @@
-"""TVAE and CTGAN, the generators of tables that the paper compares with, behind the `fit` and `sample` of our own.
+"""TVAE and CTGAN, the tabular generators that the paper compares with, behind our `fit` and `sample` interface.
 
-They come from the `ctgan` package, which only this module needs: pip install 'synther-replay[fidelity]'.
+Requires the package `ctgan`: pip install 'synther-replay[fidelity]'.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ PEERS = {"tvae": "TVAE", "ctgan": "CTGAN"}
 
 
 def package() -> Any:
-    """The module `ctgan`.
+    """Import and return the package `ctgan`.
 
     Raises:
-        ImportError: It, or something that it needs, is not installed.
+        ImportError: The package or one of its dependencies is not installed.
     """
     try:
         return import_module("ctgan")
     except ImportError as error:
-        raise ImportError(f"TVAE and CTGAN need `pip install 'synther-replay[fidelity]'`: {error}") from error
+        raise ImportError(f"TVAE and CTGAN require `pip install 'synther-replay[fidelity]'`: {error}") from error
 
 
 class TabularPeer:
-    """One of the two, with the settings that its authors chose.
+    """TVAE or CTGAN with the default settings of the package.
 
     Args:
         name: "tvae" or "ctgan".
-        epochs: Instead of the package's own number.
-        device: To train and generate on.
-        seed: The same one gives the same rows on the same device.
+        epochs: Training epochs; None for the package's default.
+        device: Device of the model.
+        seed: Random seed; results are reproducible on the same device.
     """
 
     def __init__(self, name: str, *, epochs: int | None = None, device: torch.device, seed: int = 0) -> None:
@@ -59,13 +59,13 @@ class TabularPeer:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters that rows are generated from; the discriminator or encoder is not needed for that."""
+        """Number of parameters needed for sampling, without encoder or discriminator."""
         networks = [value for value in vars(self._model).values() if isinstance(value, torch.nn.Module)]
         return sum(parameter.numel() for network in networks for parameter in network.parameters())
 
     def fit(self, transitions: Transitions) -> None:
-        """Learn from transitions, from nothing; whether one terminated is a category, the rest are numbers."""
-        # float64, because mixtures of normal distributions are fitted to every column
+        """Train from scratch; `terminated` is a discrete column, the others are continuous."""
+        # float64, because Gaussian mixtures are fitted to every column
         table = import_module("pandas").DataFrame(transitions.rows.detach().cpu().double().numpy()).rename(columns=str)
         self._spec, flag = transitions.spec, str(transitions.spec.terminated.start)
         table[flag] = table[flag] > 0.5
@@ -85,7 +85,7 @@ class TabularPeer:
 
     @contextlib.contextmanager
     def _randomness(self, seed: int) -> Iterator[None]:
-        """The package seeds NumPy and the CPU itself, but draws on the GPU from torch's global state."""
+        """Seed torch's global state: the package seeds NumPy and the CPU itself, but not the GPU."""
         gpu = self.device.type == "cuda"
         with torch.random.fork_rng(devices=[self.device] if gpu else []):
             torch.manual_seed(seed)

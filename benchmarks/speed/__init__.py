@@ -1,1 +1,1 @@
-"""Timings behind `throughput.py`."""
+"""Measurements of `throughput.py`, and update speed in Stable-Baselines3."""

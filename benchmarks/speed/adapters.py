@@ -1,6 +1,6 @@
-"""What an adapter costs beside the framework's own buffer: `add`, `sample` and memory, alternating in one run.
+"""Overhead of the adapters over the frameworks' own replay buffers: `add`, `sample` and memory, alternating in one run.
 
-Part of `throughput.py`; refits are left out of the times, the rows they made are in the batches.
+Part of `throughput.py`. Batches contain synthetic rows; the time of refits is not included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS, SYNTHETIC = 100_000, 20_000
 ROUNDS, CALLS = 15, 200
 _CORL_FILE = Path("algorithms") / "finetune" / "iql.py"
 
-# One fit that takes no time: how well the rows are made does not matter for how fast they are drawn.
+# A minimal fit: the speed of sampling does not depend on the quality of the rows.
 _OPTIONS: dict[str, Any] = {
     "generator": GeneratorConfig.tiny(steps=10, width=32, depth=1),
     "schedule": RetrainSchedule(every=10**9, rows=SYNTHETIC, start=1_000),
@@ -35,25 +35,25 @@ _OPTIONS: dict[str, Any] = {
 
 
 class Pair:
-    """The framework's own buffer and ours around the same data: how to make, fill and use them."""
+    """The framework's own buffer and our adapter: how to build, fill and use them with the same data."""
 
     def __init__(self, device: torch.device, rows: int = ROWS) -> None:
-        """Make nothing yet."""
+        """Draw one transition; buffers are built by `make`."""
         self.device, self.rows = device, rows
         rng = np.random.default_rng(0)
         self.observation = rng.normal(size=(1, OBSERVATION)).astype(np.float32)
         self.action = rng.uniform(-1, 1, (1, ACTION)).astype(np.float32)
 
     def make(self, ours: bool) -> Any:
-        """An empty buffer."""
+        """Build an empty buffer."""
         raise NotImplementedError
 
     def add(self, buffer: Any) -> None:
-        """One transition."""
+        """Add one transition."""
         raise NotImplementedError
 
     def fill(self, buffer: Any) -> None:
-        """As many transitions as it takes, in the quickest way."""
+        """Fill the buffer with `rows` transitions in the fastest way."""
         for _ in range(self.rows):
             self.add(buffer)
 
@@ -62,7 +62,7 @@ class SB3(Pair):
     """Stable-Baselines3's `ReplayBuffer`."""
 
     def make(self, ours: bool) -> Any:
-        """On the device of a learner."""
+        """Build a buffer on the device."""
         from stable_baselines3.common.buffers import ReplayBuffer
 
         from synther_replay.adapters.sb3 import SynthERBuffer
@@ -72,15 +72,15 @@ class SB3(Pair):
         return cls(self.rows, *spaces, device=self.device, **options)
 
     def add(self, buffer: Any) -> None:
-        """As `collect_rollouts` does."""
+        """Add one transition, as `collect_rollouts` does."""
         buffer.add(self.observation, self.observation, self.action, np.ones(1), np.zeros(1), [{}])
 
 
 class TorchRL(Pair):
-    """TorchRL's `TensorDictReplayBuffer` on a tensor storage, with the entries that a collector gives."""
+    """TorchRL's `TensorDictReplayBuffer` with a tensor storage and the entries of a collector."""
 
     def make(self, ours: bool) -> Any:
-        """On the device of a learner."""
+        """Build a buffer on the device."""
         from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
 
         from synther_replay.adapters.torchrl import SynthERReplayBuffer
@@ -93,20 +93,20 @@ class TorchRL(Pair):
 
         down = {name: torch.zeros(n, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
         state = torch.from_numpy(self.observation).expand(n, -1)
-        following = {"observation": state, "reward": torch.ones(n, 1), **down}
+        after = {"observation": state, "reward": torch.ones(n, 1), **down}
         return TensorDict(
-            {"observation": state, "action": torch.from_numpy(self.action).expand(n, -1), "next": following, **down},
+            {"observation": state, "action": torch.from_numpy(self.action).expand(n, -1), "next": after, **down},
             [n],
         ).clone()
 
     def add(self, buffer: Any) -> None:
-        """As a collector of one frame per batch does; making the data is the greater part of it."""
+        """Add one transition, as a collector with one frame per batch does; the data are built once, outside."""
         if not hasattr(self, "_one"):
             self._one = self._data(1)
         buffer.extend(self._one)
 
     def fill(self, buffer: Any) -> None:
-        """All at once."""
+        """Add all transitions at once."""
         buffer.extend(self._data(self.rows))
 
 
@@ -116,20 +116,16 @@ class CORL(Pair):
     checkout = Path()
 
     def make(self, ours: bool) -> Any:
-        """On the device of a learner."""
+        """Build a buffer on the device."""
         from synther_replay.adapters.corl import ReplayBuffer
 
         options = {key: value for key, value in _OPTIONS.items() if key != "schedule"}
-        arguments = (
-            OBSERVATION,
-            ACTION,
-            2 * self.rows,
-            str(self.device),
-        )  # CORL's cannot add to one that was loaded full
+        # Twice the rows, because CORL cannot add to a buffer that a data set has filled.
+        arguments = (OBSERVATION, ACTION, 2 * self.rows, str(self.device))
         return ReplayBuffer(*arguments, real_ratio=0.5, **options) if ours else self._own()(*arguments)
 
     def _own(self) -> Any:
-        """The class alone, taken out of the file of an algorithm."""
+        """CORL's `ReplayBuffer` class, extracted from one of its scripts."""
         tree = ast.parse((self.checkout / _CORL_FILE).read_text())
         tree.body = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ReplayBuffer"]
         names: dict[str, Any] = {"np": np, "torch": torch, "TensorBatch": list, "Dict": dict, "print": lambda *_: None}
@@ -137,11 +133,11 @@ class CORL(Pair):
         return names["ReplayBuffer"]
 
     def add(self, buffer: Any) -> None:
-        """As a fine-tuning loop does."""
+        """Add one transition, as a fine-tuning loop does."""
         buffer.add_transition(self.observation[0], self.action[0], 1.0, self.observation[0], False)
 
     def fill(self, buffer: Any) -> None:
-        """A data set."""
+        """Load a data set and, for ours, generate synthetic rows."""
         n = self.rows
         state = np.repeat(self.observation, n, 0)
         data = {"observations": state, "actions": np.repeat(self.action, n, 0), "rewards": np.ones(n, np.float32)}
@@ -151,27 +147,27 @@ class CORL(Pair):
 
 
 def check_corl(checkout: Path) -> None:
-    """Refuse a folder that is none of CORL's."""
+    """Raise `ValueError` if a folder is not a checkout of CORL."""
     if not (checkout / _CORL_FILE).is_file():
-        raise ValueError(f"corl: {checkout} is not a checkout of CORL, it has no {_CORL_FILE}")
+        raise ValueError(f"--corl: {checkout} is not a checkout of CORL: no {checkout / _CORL_FILE}")
 
 
 def overhead(device: torch.device, corl: Path | None) -> dict[str, dict[str, Any]]:
-    """Compare with every framework that is there."""
+    """Compare with every framework that is installed, and with CORL if a checkout is given."""
     results = {}
     CORL.checkout = corl or Path()
-    for name, pair, there in (
+    for name, pair, available in (
         ("Stable-Baselines3", SB3, find_spec("stable_baselines3")),
         ("TorchRL", TorchRL, find_spec("torchrl")),
         ("CORL", CORL, corl),
     ):
-        if there:
+        if available:
             results[f"adapter, {name}"] = compare(pair(device))
     return results
 
 
 def compare(pair: Pair) -> dict[str, Any]:
-    """Times per call and their ratios, and what the buffers hold in memory."""
+    """Times per call, their ratios, and the memory of the buffers."""
     own, ours = pair.make(ours=False), pair.make(ours=True)
     for buffer in (own, ours):
         pair.fill(buffer)
@@ -192,7 +188,7 @@ def compare(pair: Pair) -> dict[str, Any]:
 
 
 def memory(pair: Pair) -> dict[str, float]:
-    """What a full buffer of each kind adds to a process of its own, and what the synthetic rows should take."""
+    """Memory of a full buffer of each kind, measured in a new process, and the nominal size of the synthetic rows."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1, maxtasksperchild=1) as pool:
         own, ours = (pool.apply(_held, (type(pair), CORL.checkout, ours)) for ours in (False, True))
@@ -201,7 +197,7 @@ def memory(pair: Pair) -> dict[str, float]:
 
 
 def _held(kind: type[Pair], checkout: Path, ours: bool) -> float:
-    """Megabytes of a full buffer, after one of a few rows has loaded all code."""
+    """Resident megabytes of a full buffer; a small buffer is built first, so that all code is loaded."""
     CORL.checkout = checkout
     torch.set_num_threads(1)
     for rows in (2_000, 1_000_000):
@@ -221,8 +217,8 @@ def _resident() -> float:
 
 def _microseconds(call: Callable[[Any], Any], buffer: Any, device: torch.device) -> float:
     synchronise(device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(CALLS):
         call(buffer)
     synchronise(device)
-    return (time.perf_counter() - begun) / CALLS * 1e6
+    return (time.perf_counter() - started) / CALLS * 1e6

@@ -1,9 +1,9 @@
-"""Gradient updates per second inside Stable-Baselines3: its SAC with its own buffer and ours, and FastSAC.
+"""Gradient updates per second in Stable-Baselines3: SAC with its own buffer and with ours, and FastSAC.
 
-`python benchmarks/sb3_updates.py --out benchmarks/results/sb3-updates-h200.json`
+    python -m synther_replay.benchmarks.speed.sb3_updates --out sb3-updates.json
 
-Spaces and networks are those of HalfCheetah, the rows are random, half of each batch of ours is synthetic. Sampling is
-part of the time, environment steps and refits are not.
+Spaces and networks are those of HalfCheetah, rows are random, and half of each batch of `SynthERBuffer` is synthetic.
+Times include sampling of batches, but no environment steps and no refits.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GRADIENT_STEPS, BATCH, SYNTHETIC = 20, 256, 20_000
 
 
 class Copies:
-    """A generator that repeats what it has seen: how rows are made does not matter for how fast they are drawn."""
+    """A generator that returns copies of its training rows; the speed of updates does not depend on their quality."""
 
     def fit(self, transitions: Transitions) -> None:
-        """Remember."""
+        """Keep the transitions."""
         self.seen = transitions
 
     def sample(self, n: int) -> Transitions:
-        """The first rows, over and over."""
+        """The first `n` rows, repeated if there are fewer."""
         return self.seen[torch.arange(n, device=self.seen.rows.device) % len(self.seen)]
 
 
@@ -61,26 +61,26 @@ CASES: dict[str, tuple[type[SAC], dict[str, Any]]] = {
 
 
 class Spaces(gym.Env[Any, Any]):
-    """Observation and action space of HalfCheetah, and nothing else."""
+    """An environment with the spaces of HalfCheetah; it cannot be stepped."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (ACTION,), np.float32)
 
 
 def make(algorithm: type[SAC], options: dict[str, Any], device: torch.device, rows: int) -> SAC:
-    """A model whose buffer holds `rows` random transitions."""
+    """Build a model with `rows` random transitions in its buffer."""
     model = algorithm("MlpPolicy", Spaces(), buffer_size=rows, batch_size=BATCH, device=device, seed=0, **options)
     model.set_logger(Logger(None, []))
     rng = np.random.default_rng(0)
     for _ in range(rows):
-        observation, following = rng.normal(size=(2, 1, OBSERVATION)).astype(np.float32)
+        observation, next_observation = rng.normal(size=(2, 1, OBSERVATION)).astype(np.float32)
         action = rng.uniform(-1, 1, (1, ACTION)).astype(np.float32)
-        model.replay_buffer.add(observation, following, action, rng.normal(size=1), np.zeros(1), [{}])
+        model.replay_buffer.add(observation, next_observation, action, rng.normal(size=1), np.zeros(1), [{}])
     return model
 
 
 def measure(device: torch.device, *, rows: int, calls: int, repeats: int) -> dict[str, Any]:
-    """Times of every case, one after another in one run."""
+    """Time every case, one after the other."""
     results, steps = {}, GRADIENT_STEPS
     for name, (algorithm, options) in CASES.items():
         model = make(algorithm, options, device, rows)
@@ -90,10 +90,10 @@ def measure(device: torch.device, *, rows: int, calls: int, repeats: int) -> dic
                 model.train(steps, BATCH)
 
         synchronise(device)
-        begun = time.perf_counter()
-        model.train(steps, BATCH)  # the refit, and recording the graph
+        started = time.perf_counter()
+        model.train(steps, BATCH)  # first call: refit and graph capture
         synchronise(device)
-        first = time.perf_counter() - begun
+        first = time.perf_counter() - started
         took = seconds(train, device, repeats=repeats) / calls
         results[name] = {
             "updates_per_second": steps / took,
@@ -111,7 +111,7 @@ def measure(device: torch.device, *, rows: int, calls: int, repeats: int) -> dic
 
 
 def table(results: dict[str, Any]) -> str:
-    """One row per case."""
+    """Markdown table with one row per case."""
     base = results["SAC, own buffer"]["updates_per_second"]
     rows = [
         (name, entry["updates_per_second"], entry["updates_per_second"] / base, entry["first_call_s"])
@@ -122,12 +122,12 @@ def table(results: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--rows", type=int, default=10_000, help="real transitions in the buffer")
-    parser.add_argument("--calls", type=int, help="calls of train that are timed together (GPU: 5, CPU: 1)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--rows", type=int, default=10_000, help="real transitions in the buffer (10,000)")
+    parser.add_argument("--calls", type=int, help="calls of train() per timing (GPU: 5, CPU: 1)")
+    parser.add_argument("--repeats", type=int, default=5, help="timings, of which the median is reported (5)")
     options = parser.parse_args(arguments)
     try:
         device = resolve_device(options.device)

@@ -1,4 +1,4 @@
-"""The measurements behind `throughput.py`."""
+"""The measurements of `throughput.py`: training step, sampling, replay buffer, refit and metrics of the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 256
 
 
 def toy_transitions(rows: int, device: torch.device, *, stack: int = 1, seed: int = 0) -> Transitions:
-    """Correlated random transitions with the columns of HalfCheetah: speed does not depend on what they mean."""
+    """Correlated random transitions with the columns of HalfCheetah; speed does not depend on the values."""
     box = gym.spaces.Box
     spec = TransitionSpec.from_spaces(box(-np.inf, np.inf, (17,), np.float64), box(-1, 1, (6,)))
     rng = torch.Generator(device).manual_seed(seed)
@@ -42,10 +42,10 @@ def toy_transitions(rows: int, device: torch.device, *, stack: int = 1, seed: in
 
 
 class Suite:
-    """The measurements, each a method that fills one entry of `results`."""
+    """The measurements; each method adds an entry to `results`."""
 
     def __init__(self, device: torch.device, published: PublishedDiffusion | None) -> None:
-        """Choose sizes for the device."""
+        """Choose presets for the device."""
         self.device = device
         self.published = published
         self.large = device.type == "cuda"
@@ -55,18 +55,18 @@ class Suite:
         self.results: dict[str, dict[str, Any]] = {}
 
     def first_use(self) -> None:
-        """What the very first fit and sample cost before they are fast: compilation and capture."""
+        """Time of the first fit and the first sample, which compile kernels and capture graphs."""
         data = toy_transitions(10_000, self.device)
         generator = DiffusionGenerator(data.spec, self.fast, device=self.device)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         generator.fit(data, steps=10)
         fitted = time.perf_counter()
         generator.sample(1_000)
         synchronise(self.device)
-        self.results["first use"] = {"fit_s": fitted - begun, "sample_s": time.perf_counter() - fitted}
+        self.results["first use"] = {"fit_s": fitted - started, "sample_s": time.perf_counter() - fitted}
 
     def training_step(self, stack: int, batch: int = BATCH) -> None:
-        """One gradient step of `stack` models: gather, noise, forward, backward, clip, Adam, average."""
+        """One training step of `stack` models: batch, noise, forward, backward, clipping, Adam, EMA."""
         steps = 4_000 if self.large else 100
         data = toy_transitions(100_000 if self.large else 5_000, self.device, stack=stack)
         config = replace(self.paper, batch_size=batch)
@@ -82,7 +82,7 @@ class Suite:
         self.results[f"training step, M = {stack}, batch {batch}"] = entry
 
     def generation(self, name: str, config: GeneratorConfig) -> None:
-        """Rows from a fitted generator to decoded transitions on the device, with the peak of its memory."""
+        """Sampling of decoded transitions on the device, and peak memory."""
         rows = 1_000_000 if self.large else 20_000
         data = toy_transitions(50_000 if self.large else 5_000, self.device)
         generator = DiffusionGenerator(data.spec, config, device=self.device)
@@ -96,14 +96,14 @@ class Suite:
             entry["peak_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9
         if self.published and name == "paper":
             published = self.published
-            part = rows // 10  # it works through batches of this size one after the other
+            part = rows // 10  # its batch size
             entry["published_s"] = 10 * seconds(lambda: published.sample(part), self.device, repeats=1)
             entry["published_note"] = f"10 x the time of {part} rows"
             entry["ratio"] = entry["published_s"] / entry["s"]
         self.results[f"generation, {name}"] = entry
 
     def published_agent(self, agent: PublishedAgent) -> None:
-        """The published agent: learning and acting for one step of the environment, and inserting synthetic rows."""
+        """The published agent: updates and acting per environment step, and insertion of synthetic rows."""
         calls, steps, rows = (25, 1_000, 20_000) if self.large else (2, 50, 1_000)
         learning = seconds(_repeat(agent.train, calls), self.device) / calls
         acting = seconds(_repeat(agent.step, steps), self.device) / steps
@@ -117,7 +117,7 @@ class Suite:
         }
 
     def published_run(self) -> None:
-        """Hours of one seed of the published online experiment, counted up from the timings of its parts."""
+        """Hours of one seed of the published online experiment, extrapolated from the timings of its parts."""
         agent = self.results["published agent"]
         fit_step = self.results[f"training step, M = 1, batch {BATCH}"]["published_ms"] / 1e3
         parts = {
@@ -136,7 +136,7 @@ class Suite:
         }
 
     def metrics(self) -> None:
-        """`fidelity` of as many synthetic as real rows."""
+        """`fidelity` of 1M synthetic rows against 1M real rows."""
         rows = 1_000_000
         real, synthetic = (toy_transitions(rows, self.device, seed=seed) for seed in (0, 1))
         self.results["fidelity"] = {
@@ -145,12 +145,12 @@ class Suite:
         }
 
     def refit(self) -> None:
-        """A warm refit of a buffer end to end: fit and generate, after a first one that is not counted."""
+        """A refit of a replay buffer end to end (fit and sample), after a first refit as warm-up."""
         rows = (RetrainSchedule.fast() if self.large else RetrainSchedule.tiny()).rows
         data = toy_transitions(100_000 if self.large else 5_000, self.device)
         real = RingBuffer(data.spec, 1_000_000, device=self.device)
         real.add(data)
-        config = replace(self.fast, patience=None)  # the whole of `refit_steps`, not what early stopping leaves
+        config = replace(self.fast, patience=None)  # no early stopping, so that all of `refit_steps` are timed
         generator = DiffusionGenerator(data.spec, config, device=self.device)
         schedule = RetrainSchedule(every=2_500, rows=rows, start=1)
         buffer = SyntheticReplayBuffer(real, generator, schedule=schedule, device=self.device)
@@ -168,7 +168,7 @@ class Suite:
         self._buffer(buffer, data)
 
     def _buffer(self, buffer: SyntheticReplayBuffer, data: Transitions) -> None:
-        """`add` of one transition, and `sample` against one gather of as many rows from one tensor."""
+        """`add` of one transition, and `sample` against one `index_select` of as many rows from a tensor."""
         count = 2_000
         matrix, rng = data.rows.clone(), torch.Generator(self.device).manual_seed(0)
 
@@ -204,7 +204,7 @@ def _repeat(work: Callable[[], Any], count: int) -> Callable[[], None]:
 
 
 def measure(device: torch.device, reference: Path | None, corl: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Run every measurement that fits the device and what is installed."""
+    """Run every measurement that the device and the installed packages allow."""
     published = None
     if reference is not None:
         published = PublishedDiffusion(reference, toy_transitions(100_000, torch.device("cpu")).rows)

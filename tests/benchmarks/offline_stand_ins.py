@@ -1,4 +1,4 @@
-"""Small data sets of the tasks themselves, and offline runs without processes and with small networks."""
+"""Small data sets, and stubs for an offline run without processes and with small networks."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,7 @@ GENERATOR = {"width": 32, "depth": 1, "steps": 20, "batch_size": 32, "sampling_s
 
 
 def config(algo="td3bc", data="real", **changes):
-    """A config of a second's work."""
+    """A config that runs in a second."""
     values = {"dataset": HOPPER, "seeds": 2, "steps": STEPS, "episodes": 1, "evaluate_every": EVERY}
     if data != "real":
         values |= {"preset": "tiny", "rows": 96, "generator": GENERATOR}
@@ -33,7 +33,7 @@ def config(algo="td3bc", data="real", **changes):
 
 @cache
 def collected(task, rows):
-    """What random actions lead to, under D4RL's keys; no episode is longer than 50 steps."""
+    """Rows of random actions under D4RL's keys; episodes have at most 50 steps."""
     environment, rng = make_environment(task), np.random.default_rng(0)
     taken, length, here = [], 0, environment.reset(0)
     for k in range(rows):
@@ -48,8 +48,8 @@ def collected(task, rows):
     return {key: np.array(values) for key, values in zip(keys, zip(*taken, strict=True), strict=True)}
 
 
-def played(task, rows):
-    """The same as transitions."""
+def collected_transitions(task, rows):
+    """`collected` as transitions."""
     taken = collected(task, rows)
     sizes = taken["observations"].shape[1], taken["actions"].shape[1]
     spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, sizes[:1]), Box(-1, 1, sizes[1:]))
@@ -65,7 +65,7 @@ def write_sets(folder, rows=200):
 
 
 def no_other_sets(monkeypatch, home):
-    """Let there be no data sets but those of the test, neither on this machine nor on a server."""
+    """Hide all data sets but those of the test."""
     for variable in ("D4RL_DATASET_DIR", "SYNTHER_REPLAY_DATASETS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(home))
@@ -77,7 +77,7 @@ def no_other_sets(monkeypatch, home):
 
 
 def install(monkeypatch):
-    """Let runs judge in this process, in short chunks, and learn little at a time with small networks."""
+    """Evaluate in this process, with short chunks and small networks."""
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     monkeypatch.setattr(offline_run, "Evaluator", online_stand_ins.Evaluator)
     monkeypatch.setitem(offline_run.CHUNK, "cpu", CHUNK)

@@ -1,4 +1,4 @@
-"""An online run without processes and with small networks, for tests of what goes on around them."""
+"""Stubs for an online run without processes and with small networks."""
 
 import functools
 
@@ -6,12 +6,12 @@ from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.environments.parallel import EnvGroup
-from synther_replay.benchmarks.online import actors as online_agents
+from synther_replay.benchmarks.online import actors as online_actors
 from synther_replay.benchmarks.online import run as online_run
 
 
 class Environments:
-    """The streams of all agents in this process."""
+    """The environments of all agents in this process."""
 
     def __init__(self, task, seeds, *, workers):
         self.group = EnvGroup(task.name, seeds)
@@ -31,7 +31,7 @@ class Environments:
 
 
 class Evaluator:
-    """As slow as can be: nothing is ready unless it is waited for."""
+    """An evaluator whose results are ready only when waited for."""
 
     def __init__(self, task, seeds, *, episodes, workers):
         self.task, self.seeds, self.episodes = task, seeds, episodes
@@ -55,9 +55,9 @@ class Evaluator:
 
 
 def install(monkeypatch, *, chunk=50):
-    """Let `OnlineRun` use the above, in short chunks; whoever edits a file meanwhile makes no other commit."""
+    """Let `OnlineRun` use these stubs, with short chunks and a fixed commit."""
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     monkeypatch.setattr(online_run, "Environments", Environments)
     monkeypatch.setattr(online_run, "Evaluator", Evaluator)
     monkeypatch.setattr(online_run, "CHUNK", chunk)
-    monkeypatch.setattr(online_agents, "Hyperparameters", functools.partial(Hyperparameters, hidden=16, batch_size=32))
+    monkeypatch.setattr(online_actors, "Hyperparameters", functools.partial(Hyperparameters, hidden=16, batch_size=32))

@@ -17,8 +17,9 @@ pytest.importorskip("h5py")
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.data.registry import load, normalised_score
 from synther_replay.benchmarks.environments.tasks import agent_seed
+from synther_replay.benchmarks.offline.results import read_results
 from synther_replay.benchmarks.offline.settings import OfflineConfig
-from synther_replay.benchmarks.peers import corl_scripts as offline_corl
+from synther_replay.benchmarks.peers import corl_scripts
 
 PACKAGES = ("d4rl", "gym", "pyrallis", "wandb")
 SMALL = ["--seeds", "2", "--steps", "200", "--evaluate-every", "100", "--episodes", "2"]
@@ -158,16 +159,16 @@ def out(tmp_path):
 def call(call_main, monkeypatch, tmp_path, folder, corl, out):
     """Call the program with arguments; gives its exit status, output and errors."""
     offline_stand_ins.no_other_sets(monkeypatch, tmp_path)
-    monkeypatch.setattr(offline_corl, "WorkerPool", Pool)
-    monkeypatch.setattr(offline_corl, "as_completed", list)
+    monkeypatch.setattr(corl_scripts, "WorkerPool", Pool)
+    monkeypatch.setattr(corl_scripts, "as_completed", list)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
     usual = ["--corl", corl, "--dataset", HOPPER, "--algo", "td3bc", "--folder", folder, "--out", out, *SMALL]
-    return partial(call_main, offline_corl.main, "offline_corl.py", *usual)
+    return partial(call_main, corl_scripts.main, "corl_scripts.py", *usual)
 
 
 def check(corl, algo="td3bc", **sizes):
     values = {"seeds": 2, "steps": 200, "evaluate_every": 100, "episodes": 2}
-    return offline_corl.Check(OfflineConfig(HOPPER, algo, "real", **{**values, **sizes}), corl)
+    return corl_scripts.Check(OfflineConfig(HOPPER, algo, "real", **{**values, **sizes}), corl)
 
 
 def seen(corl):
@@ -181,7 +182,7 @@ def git(folder, *arguments):
 
 
 class TestOneSeed:
-    def test_its_policy_is_judged_on_scaled_observations_in_the_episodes_of_ours(self, corl, folder):
+    def test_the_policy_is_evaluated_on_scaled_observations_in_our_episodes(self, corl, folder):
         observations = load(HOPPER, folder=folder).observations
         mean, std = observations.mean(0), observations.std(0) + 1e-3
 
@@ -192,11 +193,11 @@ class TestOneSeed:
         expected = []
         for Pushing.strength in (4.0, 8.0):  # of seed 3 after 100 and 200 updates
             expected.append(round(mean_return("Hopper-v5", Pushing(), agent_seed(3), 2), 2))
-        assert offline_corl.run(check(corl), folder, 3) == expected
+        assert corl_scripts.run(check(corl), folder, 3) == expected
         assert expected[0] != expected[1]
 
     def test_it_has_the_numbers_of_corl_and_the_sizes_of_ours(self, corl, folder):
-        offline_corl.run(check(corl), folder, 3)
+        corl_scripts.run(check(corl), folder, 3)
         rows = len(load(HOPPER, folder=folder))
         assert seen(corl) == [
             {
@@ -206,18 +207,18 @@ class TestOneSeed:
             }
         ]  # fmt: skip
 
-    def test_a_policy_that_leaves_the_numbers_has_no_return(self, corl, folder):
+    def test_a_non_finite_policy_has_no_return(self, corl, folder):
         script = corl / "algorithms/offline/td3_bc.py"
         script.write_text(SCRIPT.replace("self.total_it / 100", "(float('nan') if self.total_it > 150 else 1.0)"))
-        first, second = offline_corl.run(check(corl), folder, 0)
+        first, second = corl_scripts.run(check(corl), folder, 0)
         assert first > 0
         assert second is None
 
-    def test_stand_ins_are_gone_afterwards_and_what_was_there_is_back(self, corl, folder, monkeypatch):
+    def test_stubs_are_removed_and_modules_restored(self, corl, folder, monkeypatch):
         for name in PACKAGES:
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setitem(sys.modules, "gym", "another")
-        offline_corl.import_script(corl / "algorithms/offline/iql.py", load(HOPPER, folder=folder))
+        corl_scripts.import_script(corl / "algorithms/offline/iql.py", load(HOPPER, folder=folder))
         assert {name: sys.modules[name] for name in PACKAGES if name in sys.modules} == {"gym": "another"}
 
 
@@ -227,7 +228,7 @@ class TestResult:
         assert status == 0
         assert sorted(path.name for path in (out / HOPPER).iterdir()) == ["corl-iql.json", "corl-td3bc.json"]
         content = json.loads((out / HOPPER / "corl-td3bc.json").read_text())
-        runs = [offline_corl.run(check(corl), folder, seed) for seed in (5, 6)]
+        runs = [corl_scripts.run(check(corl), folder, seed) for seed in (5, 6)]
         curve = [
             {
                 "step": step,
@@ -246,25 +247,24 @@ class TestResult:
         assert content["settings"]["corl_commit"] == "unknown"
         assert content["wall_seconds"]["total"] > 0
         assert [made["commit"] for made in content["made_on"]] == ["abc"]
-        assert content["command"].startswith("python offline_corl.py --corl CORL ")
+        assert content["command"].startswith("python corl_scripts.py --corl CORL ")
         assert content["machine"] and content["versions"]
 
-    def test_one_that_is_there_is_left_alone(self, call, out, monkeypatch):
+    def test_an_existing_result_is_not_overwritten(self, call, out, monkeypatch):
         call()
         path = out / HOPPER / "corl-td3bc.json"
         before = path.read_bytes()
-        monkeypatch.setattr(offline_corl, "run", lambda *_: pytest.fail("it ran"))
-        assert call()[:2] == (0, f"{path} is there already\n")
+        monkeypatch.setattr(corl_scripts, "run", lambda *_: pytest.fail("it ran"))
+        assert call()[:2] == (0, f"{path}: already exists\n")
         assert path.read_bytes() == before
 
     def test_tables_and_figures_leave_it_out(self, call, out):
-        plot_offline = pytest.importorskip("plot_offline", reason="needs matplotlib")
         call()
         with pytest.raises(ValueError, match=r"td3bc-real\.json, found none"):
-            plot_offline.read_results(out)
+            read_results(out)
         path = out / HOPPER / "corl-td3bc.json"
         path.with_name("td3bc-real.json").write_text(path.read_text().replace("corl-td3bc", "td3bc"))
-        assert [result.algo for result in plot_offline.read_results(out)] == ["td3bc"]
+        assert [result.algo for result in read_results(out)] == ["td3bc"]
 
     def test_the_commit_is_that_of_the_checkout_and_not_of_a_folder_around_it(self, corl):
         git(corl.parent, "init")
@@ -279,19 +279,19 @@ class TestResult:
         assert check(corl).to_json()["corl_commit"] == f"{head}-dirty"
 
 
-class TestGoingOn:
+class TestResuming:
     @pytest.fixture
     def stopped(self, call, out, monkeypatch):
         """A run of which the second seed was stopped; gives what was noted of the first."""
         with monkeypatch.context() as patch:
-            genuine = offline_corl.run
+            genuine = corl_scripts.run
 
             def run(check, folder, seed):
                 if seed == 1:
                     raise OSError("stopped")
                 return genuine(check, folder, seed)
 
-            patch.setattr(offline_corl, "run", run)
+            patch.setattr(corl_scripts, "run", run)
             assert call()[0] == 2
         assert [path.name for path in (out / HOPPER).iterdir()] == [".corl-td3bc.checkpoint"]
         return out / HOPPER / ".corl-td3bc.checkpoint"
@@ -306,15 +306,15 @@ class TestGoingOn:
         for name in ("curve", "final", "seeds", "settings", "made_on"):
             assert in_parts[name] == at_once[name]
 
-    def test_an_interrupt_is_told_in_a_sentence(self, call, stopped, monkeypatch):
+    def test_an_interrupt_is_one_line(self, call, stopped, monkeypatch):
         before = stopped.read_bytes()
 
         def run(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(offline_corl, "run", run)
-        said = "interrupted; the same command goes on with the seeds that are missing"
-        assert call()[::2] == (130, f"offline_corl.py: error: {said}\n")
+        monkeypatch.setattr(corl_scripts, "run", run)
+        said = "interrupted; run the same command for the missing seeds"
+        assert call()[::2] == (130, f"corl_scripts.py: error: {said}\n")
         assert stopped.read_bytes() == before
 
     def test_time_adds_up(self, call, out, stopped):
@@ -324,11 +324,11 @@ class TestGoingOn:
         assert json.loads((out / HOPPER / "corl-td3bc.json").read_text())["wall_seconds"]["total"] > 1000
 
     @pytest.mark.parametrize("change", [["--steps", "300"], ["--seeds", "3"], ["--episodes", "1"]])
-    def test_what_was_noted_under_other_settings_is_refused_and_kept(self, change, call, stopped):
+    def test_a_checkpoint_of_other_settings_is_refused_and_kept(self, change, call, stopped):
         before = stopped.read_bytes()
         status, _, errors = call(*change)
         assert status == 2
-        assert f"{stopped} holds the result of other settings" in errors
+        assert f"{stopped}: result has other settings" in errors
         assert stopped.read_bytes() == before
 
     def test_other_settings_of_corl_are_other_settings(self, call, corl, stopped):
@@ -339,7 +339,7 @@ class TestGoingOn:
         other = offline_stand_ins.write_sets(tmp_path / "other", rows=150)
         status, _, errors = call("--folder", other)
         assert status == 2
-        assert "is of a run with other rows" in errors
+        assert "saved with other rows" in errors
 
     @pytest.mark.parametrize("content", ['{"settings": {}}', "damaged"])
     def test_a_result_of_other_settings_is_refused_and_kept(self, content, call, out):
@@ -355,13 +355,13 @@ class TestGoingOn:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--corl", "nowhere"], "corl: nowhere is not a checkout of CORL, there is no nowhere/algorithms/offline/td3"),
+        (["--corl", "nowhere"], "corl: nowhere is not a checkout of CORL: no nowhere/algorithms/offline/td3"),
         (
             ["--dataset", "hopper-medum-regen"],
-            "dataset: there is no benchmark of 'hopper-medum-regen', near are hopper-medium",
+            "dataset: unknown data set 'hopper-medum-regen'; did you mean hopper-medium",
         ),
-        (["--dataset", "hopper-medium-replay-regen"], "hopper has no settings for hopper-medium-replay-regen"),
-        (["--dataset", "hopper-medium-v2"], "make_datasets.py hopper-medium` makes hopper-medium-regen"),
+        (["--dataset", "hopper-medium-replay-regen"], "no settings for hopper-medium-replay-regen in"),
+        (["--dataset", "hopper-medium-v2"], "make_datasets.py hopper-medium` to generate hopper-medium-regen"),
         (["--algo", "cql"], "--algo: invalid choice: 'cql'"),
         (["--algo", "td3bc", "edac"], "--algo: invalid choice: 'edac'"),
         (["--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
@@ -372,8 +372,8 @@ class TestGoingOn:
         (["--workers", "0"], "workers: expected a whole number of at least 1, got 0"),
     ],
 )
-def test_what_cannot_work_is_refused_at_the_door(arguments, message, call, out, monkeypatch):
-    monkeypatch.setattr(offline_corl, "run", lambda *_: pytest.fail("it ran"))
+def test_invalid_arguments_are_refused(arguments, message, call, out, monkeypatch):
+    monkeypatch.setattr(corl_scripts, "run", lambda *_: pytest.fail("it ran"))
     status, _, errors = call(*arguments)
     assert status == 2
     assert message in errors
@@ -384,7 +384,7 @@ def test_what_cannot_work_is_refused_at_the_door(arguments, message, call, out, 
 def test_the_program_itself_runs_each_seed_in_a_process(corl, folder, out):
     noting = "import os; config.name = str(os.getpid())"
     (corl / "algorithms/offline/td3_bc.py").write_text(SCRIPT.replace("wandb.run.save()", noting))
-    command = [sys.executable, offline_corl.__file__, "--corl", corl, "--dataset", HOPPER, "--algo", "td3bc"]
+    command = [sys.executable, corl_scripts.__file__, "--corl", corl, "--dataset", HOPPER, "--algo", "td3bc"]
     command += ["--folder", folder, "--out", out, "--workers", 2, *SMALL]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -392,7 +392,7 @@ def test_the_program_itself_runs_each_seed_in_a_process(corl, folder, out):
     assert "D4RL score" not in done.stdout  # what CORL says on the way
     assert os.getpid() not in {int(config["name"]) for config in seen(corl)}
     content = json.loads((out / HOPPER / "corl-td3bc.json").read_text())
-    runs = [offline_corl.run(check(corl), folder, seed) for seed in (0, 1)]
+    runs = [corl_scripts.run(check(corl), folder, seed) for seed in (0, 1)]
     assert content["curve"][-1]["returns"] == [returns[-1] for returns in runs]
 
 
@@ -400,6 +400,6 @@ def test_the_program_itself_runs_each_seed_in_a_process(corl, folder, out):
 @pytest.mark.parametrize("algo", ["td3bc", "iql"])
 def test_files_of_corl_itself(algo, folder):
     asked = check(Path(os.environ["CORL_DIR"]), algo)
-    first, again, other = (offline_corl.run(asked, folder, seed) for seed in (0, 0, 1))
+    first, again, other = (corl_scripts.run(asked, folder, seed) for seed in (0, 0, 1))
     assert first == again != other
     assert first[0] != first[1]  # it learns

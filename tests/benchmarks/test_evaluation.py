@@ -78,7 +78,7 @@ def test_weights_are_a_copy_that_goes_on_unchanged():
 
 
 class TestMeanReturn:
-    def test_is_the_mean_over_episodes_played_by_hand(self):
+    def test_is_the_mean_over_episodes(self):
         env, returns = gym.make(PENDULUM), []
         policy = constant_policy(0.4)
         for episode in range(2):
@@ -95,24 +95,24 @@ class TestMeanReturn:
         assert mean_return(PENDULUM, policy, 5, 2) == first
 
     def test_each_policy_meets_the_same_episodes(self, monkeypatch):
-        begun = []
+        started = []
         environment = evaluation._environments.setdefault(PENDULUM, evaluation.make_environment(PENDULUM))
         reset = environment.reset
-        monkeypatch.setattr(environment, "reset", lambda seed: (begun.append(seed), reset(seed))[1])
+        monkeypatch.setattr(environment, "reset", lambda seed: (started.append(seed), reset(seed))[1])
         for value in (0.0, 0.3):
             mean_return(PENDULUM, constant_policy(value), 9, 3)
-        assert begun[:3] == begun[3:]
-        assert len(set(begun)) == 3
+        assert started[:3] == started[3:]
+        assert len(set(started)) == 3
 
     @pytest.mark.filterwarnings("ignore:invalid value")
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_a_policy_that_left_the_numbers_has_none(self, bad):
+    def test_a_non_finite_policy_has_no_return(self, bad):
         policy = constant_policy(0.0)
         policy.layers["w1"][:] = bad
         assert math.isnan(mean_return(PENDULUM, policy, 0, 1))
 
     @pytest.mark.parametrize("field", ["reward", "observation"])
-    def test_nor_has_one_whose_task_did(self, monkeypatch, field):
+    def test_a_non_finite_task_gives_no_return(self, monkeypatch, field):
         environment = evaluation._environments.setdefault(PENDULUM, evaluation.make_environment(PENDULUM))
         step = environment.step
         bad = {"reward": math.nan, "observation": np.full(3, np.nan, np.float32)}[field]
@@ -163,7 +163,7 @@ class TestEvaluator:
         assert evaluator.results == {20: [3.0, 4.0], 10: [1.0, 2.0]}
         assert evaluator.collect(wait=True) == []
 
-    def test_each_agent_is_judged_with_its_own_policy_and_seed(self):
+    def test_each_agent_is_evaluated_with_its_own_policy_and_seed(self):
         evaluator, pool = self.make()
         weights = learner_of(2).policy_weights()
         evaluator.submit(10, weights)
@@ -172,7 +172,7 @@ class TestEvaluator:
             assert call[0] is mean_return
             assert np.array_equal(call[2].layers["w2"], policy.layers["w2"])
 
-    def test_what_went_wrong_there_is_raised_here(self):
+    def test_an_error_in_a_worker_is_raised(self):
         evaluator, pool = self.make(agents=1)
         evaluator.submit(10, learner_of(1).policy_weights())
         pool.futures[0].set_exception(RuntimeError("the simulator broke"))
@@ -192,7 +192,7 @@ class TestEvaluator:
         expected = [mean_return(PENDULUM, p, s, 1) for p, s in zip(policies_of(weights), (50, 51), strict=True)]
         assert evaluator.results == {10: expected}
 
-    def test_killed_processes_cost_their_work_and_nothing_else(self):
+    def test_work_of_killed_processes_is_repeated(self):
         weights = learner_of(2).policy_weights()
         with Evaluator(PENDULUM, [50, 51], episodes=1, workers=1) as evaluator:
             evaluator.submit(10, weights)
@@ -204,11 +204,11 @@ class TestEvaluator:
         expected = [mean_return(PENDULUM, p, s, 1) for p, s in zip(policies_of(weights), (50, 51), strict=True)]
         assert evaluator.results == {10: expected, 20: expected}
 
-    def test_processes_that_are_killed_again_and_again_are_an_error_that_says_so(self, monkeypatch):
+    def test_processes_killed_repeatedly_are_an_error(self, monkeypatch):
         evaluator, pool = self.make(agents=1)
-        pools = [SlowPool() for _ in range(evaluation._MOST_LOSSES)]
+        pools = [SlowPool() for _ in range(evaluation._MAX_POOL_FAILURES)]
         for one in (pool, *pools):
-            one.end = lambda: None
+            one.kill = lambda: None
         left = iter(pools)
         monkeypatch.setattr(evaluation, "WorkerPool", lambda _: next(left))
         evaluator.submit(10, learner_of(1).policy_weights())
@@ -216,5 +216,5 @@ class TestEvaluator:
             one.futures[0].set_exception(BrokenProcessPool("killed"))
             assert evaluator.collect() == []
         pools[-1].futures[0].set_exception(BrokenProcessPool("killed"))
-        with pytest.raises(OSError, match=r"ended from outside 4 times.*--workers"):
+        with pytest.raises(OSError, match=r"killed 4 times.*--workers"):
             evaluator.collect()

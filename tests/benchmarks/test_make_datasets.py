@@ -67,13 +67,13 @@ def test_a_set_is_found_by_its_name_with_nothing_lost(tmp_path, run, name, rows)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("halfcheetah-medium", 2_300), ("hopper-random", 700)])
-def test_attributes_say_how_it_was_made_and_what_it_earns(tmp_path, run, name, rows):
+def test_attributes_have_origin_and_returns(tmp_path, run, name, rows):
     assert run(name, "--rows", str(rows), "--seed", "3") == 0
     found = load(f"{name}-regen", folder=tmp_path)
     about, returns = found.attributes, found.returns()
     assert about["command"] == f"python benchmarks/make_datasets.py {name} --rows {rows} --seed 3"
     assert (about["seed"], about["rows"], about["commit"]) == (3, rows, "abc")
-    assert about["recipe"] == recipe(name).sentence
+    assert about["recipe"] == recipe(name).description
     assert {"mujoco", "numpy", "gymnasium"} <= about["versions"].keys()
     assert about["returns"]["episodes"] == len(returns) > 1
     assert about["returns"]["mean"] == pytest.approx(returns.mean())
@@ -81,15 +81,15 @@ def test_attributes_say_how_it_was_made_and_what_it_earns(tmp_path, run, name, r
     assert about["returns"]["score"] == pytest.approx(normalised_score(f"{name}-regen", returns.mean()))
 
 
-def test_the_medium_set_earns_what_its_policy_does(tmp_path, run):
+def test_the_medium_set_has_the_return_of_its_policy(tmp_path, run):
     assert run("hopper-medium", "--rows", "3000") == 0
     medium = Behaviour.read(HOPPER).medium
     assert load("hopper-medium-regen", folder=tmp_path).returns().mean() == pytest.approx(medium.mean_return, rel=0.3)
 
 
-def test_a_set_without_a_whole_episode_has_no_return(tmp_path, run, capsys):
+def test_a_set_without_a_complete_episode_has_no_return(tmp_path, run, capsys):
     assert run("halfcheetah-random", "--rows", "200") == 0
-    assert "200 rows, no whole episode" in capsys.readouterr().out
+    assert "200 rows, no complete episode" in capsys.readouterr().out
     found = load("halfcheetah-random-regen", folder=tmp_path)
     assert found.attributes["returns"] == {"mean": None, "std": None, "episodes": 0, "score": None}
     assert (len(found), len(found.returns())) == (199, 0)
@@ -122,9 +122,9 @@ def test_medium_expert_is_half_and_half(tmp_path):
     replay = recipe("hopper-medium-replay", 10_000)
     weak = next(part for part in replay.parts if part.label == behaviour.replay[1].file)
     (medium,) = recipe("hopper-medium", 1_000).parts
-    made_by = replace(replay, name="hopper-medium-expert", parts=(medium, replace(weak, rows=1_000)))
+    chosen = replace(replay, name="hopper-medium-expert", parts=(medium, replace(weak, rows=1_000)))
     with RolloutPool(1) as pool:
-        about = make_datasets.make(made_by, 0, tmp_path / "hopper-medium-expert-regen.hdf5", pool)
+        about = make_datasets.make(chosen, 0, tmp_path / "hopper-medium-expert-regen.hdf5", pool)
     first, second = (part["rows"] for part in about["parts"])
     assert first + second == 2_000
     assert 1_000 <= first < 1_500
@@ -165,34 +165,36 @@ def test_fewer_rows_are_the_first_of_more(tmp_path, run):
 # --- files in the way -------------------------------------------------------------------------------------------------
 
 
-def test_a_set_that_is_there_is_left_alone(tmp_path, run, capsys):
+def test_an_existing_set_is_not_regenerated(tmp_path, run, capsys):
     path = tmp_path / "hopper-random-regen.hdf5"
     assert run("hopper-random", "--rows", "50") == 0
     before = path.stat().st_mtime_ns
     assert run("hopper-random", "--rows", "50") == 0
-    assert f"{path} is there already" in capsys.readouterr().out
+    assert f"{path}: already exists" in capsys.readouterr().out
     assert path.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(("option", "said"), [(("--seed", "1"), "seed 0"), (("--rows", "60"), "rows 50")])
-def test_another_set_is_replaced_on_demand_only(tmp_path, run, capsys, option, said):
+@pytest.mark.parametrize(
+    ("option", "said"), [(("--seed", "1"), "seed: got 0, expected 1"), (("--rows", "60"), "rows: got 50, expected 60")]
+)
+def test_a_file_with_other_content_is_replaced_on_demand_only(tmp_path, run, capsys, option, said):
     path = tmp_path / "hopper-random-regen.hdf5"
     assert run("hopper-random", "--rows", "50") == 0
     before = path.read_bytes()
     arguments = ("walker2d-random", "hopper-random", "--rows", "50", *option)
     assert run(*arguments) == 2
-    assert f"regen.hdf5: is another set, with {said}; --overwrite replaces it" in capsys.readouterr().err
+    assert f"regen.hdf5: file exists with other content ({said}); use --overwrite" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert not (tmp_path / "walker2d-random-regen.hdf5").exists()  # this is found out before anything is made
     assert run(*arguments, "--overwrite") == 0
     assert path.read_bytes() != before
 
 
-def test_a_damaged_file_is_in_the_way(tmp_path, run, capsys):
+def test_a_damaged_file_is_refused(tmp_path, run, capsys):
     path = tmp_path / "hopper-random-regen.hdf5"
     path.write_bytes(b"half of a file")
     assert run("hopper-random", "--rows", "50") == 2
-    assert "cannot be read as HDF5" in capsys.readouterr().err
+    assert "cannot read the file as HDF5" in capsys.readouterr().err
     assert run("hopper-random", "--rows", "50", "--overwrite") == 0
     assert len(load("hopper-random-regen", folder=tmp_path)) > 40
 
@@ -202,12 +204,12 @@ def test_other_policies_make_another_set(tmp_path, run, monkeypatch, capsys):
     changed = replace(recipe("hopper-medium", 50), policies={"other": "0"})
     monkeypatch.setattr(make_datasets, "recipe", lambda *_: changed)
     assert run("hopper-medium", "--rows", "50") == 2
-    assert "is another set, with other policies" in capsys.readouterr().err
+    assert "policies: got sac-" in capsys.readouterr().err
 
 
 def test_a_recipe_in_other_words_makes_the_same_set(tmp_path, run, monkeypatch):
     assert run("hopper-medium", "--rows", "50") == 0
-    reworded = replace(recipe("hopper-medium", 50), sentence="The same.")
+    reworded = replace(recipe("hopper-medium", 50), description="The same.")
     monkeypatch.setattr(make_datasets, "recipe", lambda *_: reworded)
     assert run("hopper-medium", "--rows", "50") == 0
 
@@ -218,7 +220,7 @@ def test_a_recipe_in_other_words_makes_the_same_set(tmp_path, run, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("hoper-random",), "no recipe 'hoper-random', near are hopper-random"),
+        (("hoper-random",), "unknown recipe 'hoper-random'; did you mean hopper-random"),
         (("hopper-random", "--rows", "0"), "rows: expected a whole number of at least 1, got 0"),
         (("hopper-random", "--seed", "-1"), "seed: expected a whole number of at least 0, got -1"),
         (("hopper-random", "--workers", "0"), "workers: expected a whole number of at least 1, got 0"),
@@ -235,61 +237,61 @@ def test_bad_arguments(tmp_path, run, capsys, arguments, said):
 
 def test_one_row_is_no_transition(tmp_path, run, capsys):
     assert run("hopper-random", "--rows", "1") == 1
-    assert "hopper-random: there are no transitions in it" in capsys.readouterr().err
+    assert "hopper-random: no transitions" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_policy_is_one_sentence(tmp_path, run, monkeypatch, capsys):
+def test_a_missing_policy_is_one_line(tmp_path, run, monkeypatch, capsys):
     monkeypatch.setattr(make_datasets, "recipe", partial(recipe, root=tmp_path / "none"))
     assert run("hopper-random", "hopper-medium", "--rows", "50") == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert "hopper-medium: there is no medium policy of Hopper-v5" in said[0]
+    assert "hopper-medium: no medium policy of Hopper-v5" in said[0]
     assert not list(tmp_path.iterdir())
 
 
-def test_all_are_those_for_which_there_are_policies(tmp_path, run, monkeypatch, capsys):
+def test_all_skips_sets_without_policies(tmp_path, run, monkeypatch, capsys):
     monkeypatch.setattr(make_datasets, "RECIPES", ("walker2d-medium", "hopper-random"))
     monkeypatch.setattr(make_datasets, "recipe", partial(recipe, root=tmp_path / "none"))
     assert run("all", "--rows", "50") == 1
-    assert "walker2d-medium: there is no medium policy" in capsys.readouterr().err
+    assert "walker2d-medium: no medium policy" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["hopper-random-regen.hdf5"]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, run, full_disk, capsys):
     full_disk()
     assert run("hopper-random", "--rows", "50") == 1
-    assert "hopper-random-regen.hdf5: cannot be written, nothing of it is left" in capsys.readouterr().err
+    assert "hopper-random-regen.hdf5: cannot write the file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_found_out_at_once(tmp_path, run, monkeypatch, capsys):
+def test_an_unwritable_folder_is_refused_at_once(tmp_path, run, monkeypatch, capsys):
     monkeypatch.setattr(make_datasets, "make", lambda *_: pytest.fail("the work would be lost"))
     (tmp_path / "file").write_text("")
     assert run("hopper-random", out=tmp_path / "file") == 2
-    assert "out: expected a folder to write to, got " in capsys.readouterr().err
+    assert "--out: expected a writable folder, got " in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda *_: False)  # as of a folder of others, for all but root
     assert run("hopper-random", out=tmp_path) == 2
-    assert f"out: expected a folder to write to, got {tmp_path} (it cannot be written to)" in capsys.readouterr().err
+    assert f"--out: expected a writable folder, got {tmp_path} (no write permission)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "said"),
     [
-        (KeyboardInterrupt(), 130, "was interrupted, nothing of it is written"),
-        (BrokenProcessPool("gone"), 1, "a process that plays has died"),
+        (KeyboardInterrupt(), 130, "interrupted; the file was not written"),
+        (BrokenProcessPool("gone"), 1, "a worker process died"),
     ],
 )
-def test_what_ends_early_leaves_nothing(tmp_path, run, monkeypatch, capsys, fault, status, said):
-    play, left = Episodes.play, [3]
+def test_an_interrupted_or_killed_run_leaves_no_file(tmp_path, run, monkeypatch, capsys, fault, status, said):
+    rollout, left = Episodes.rollout, [3]
 
     def fails_soon(self, seed):
         left[0] -= 1
         if not left[0]:
             raise fault
-        return play(self, seed)
+        return rollout(self, seed)
 
-    monkeypatch.setattr(Episodes, "play", fails_soon)
+    monkeypatch.setattr(Episodes, "rollout", fails_soon)
     assert run("hopper-random", "--rows", "500") == status
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -159,11 +159,11 @@ class TestEpisodes:
     @pytest.mark.parametrize("size", MAZES)
     def test_begins_near_any_cell_almost_at_rest(self, size):
         env = Maze2d(size)
-        begun = np.array([env.reset(seed=seed)[0] for seed in range(600)])
-        cells = np.round(begun[:, :2])
+        started = np.array([env.reset(seed=seed)[0] for seed in range(600)])
+        cells = np.round(started[:, :2])
         assert {tuple(cell) for cell in cells.astype(int).tolist()} == set(env.maze.open_cells)
-        assert 0.09 < np.abs(begun[:, :2] - cells).max() < 0.1
-        assert 0.09 < begun[:, 2:].std() < 0.11
+        assert 0.09 < np.abs(started[:, :2] - cells).max() < 0.1
+        assert 0.09 < started[:, 2:].std() < 0.11
 
     @pytest.mark.parametrize("size", MAZES)
     def test_the_limit_truncates_and_nothing_terminates(self, size):

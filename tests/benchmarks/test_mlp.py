@@ -1,4 +1,4 @@
-"""Networks whose products take halves compute what those with floats do, nearly."""
+"""Networks with fp16 products compute nearly the same as with fp32."""
 
 import pytest
 import torch
@@ -7,14 +7,14 @@ from synther_replay.benchmarks.agents.networks.matmul import choose_precision, u
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
-    add_backward_of_slopes,
+    add_double_backward,
     backward,
     backward_to_inputs,
     forward,
-    initialise_as_torch,
+    initialise_like_torch,
+    layer_gradients,
     operands,
     padded,
-    slopes,
 )
 
 BATCH, STACK = 64, 3
@@ -29,22 +29,22 @@ def normal():
 
 def drawn(outputs, layers):
     shape = MlpShape(11, outputs, 32, layers)
-    return shape, initialise_as_torch(shape, STACK, torch.Generator().manual_seed(1))
+    return shape, initialise_like_torch(shape, STACK, torch.Generator().manual_seed(1))
 
 
 def near(found, expected, share=0.01):
-    """By the distance as a whole: halves have eleven bits."""
+    """Relative distance of whole tensors: fp16 has eleven bits."""
     assert found.dtype == expected.dtype == torch.float32
     return torch.linalg.norm(found - expected) < share * torch.linalg.norm(expected)
 
 
 def both_ways(shape, parameters, act):
-    """What `act` gives with floats, and with halves."""
+    """Results of `act` with fp32 and with fp16 operands."""
     return [act(operands(parameters, shape, dtype)) for dtype in (torch.float32, torch.half)]
 
 
 def same_units_open(shape, parameters, x):
-    """One for rows whose units are open or closed alike in both, which others are not to be compared by."""
+    """One for rows with the same active units in both, zero for others, which cannot be compared."""
     (_, floats), (_, halves) = both_ways(shape, parameters, lambda w: forward(w, x))
     alike = [
         ((one > 0) == (two > 0)).all(-1, keepdim=True) for one, two in zip(floats.hidden, halves.hidden, strict=True)
@@ -54,7 +54,7 @@ def same_units_open(shape, parameters, x):
     return alike.float()
 
 
-def test_operands_are_the_parameters_themselves_where_floats_are_multiplied():
+def test_fp32_operands_are_the_parameters_themselves():
     shape, parameters = drawn(1, 2)
     layers = operands(parameters, shape)
     assert {name: part.data_ptr() for name, part in layers.items()} == {
@@ -79,7 +79,7 @@ def test_precision_is_chosen_for_gpus_only():
     [("cuda", "high", True), ("cuda", "medium", True), ("cuda", "highest", False), ("cpu", "high", False)],
 )
 @pytest.mark.usefixtures("precision_restored")
-def test_halves_are_for_gpus_that_need_not_be_precise(device, precision, expected):
+def test_fp16_is_for_gpus_without_full_precision(device, precision, expected):
     torch.set_float32_matmul_precision(precision)
     assert uses_fp16(torch.device(device)) is expected
 
@@ -103,17 +103,17 @@ def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 10.0])
 @pytest.mark.parametrize("layers", [2, 3])
-def test_slopes_and_their_gradients_are_nearly_the_same(layers, size, normal):
+def test_layer_gradients_and_double_backward_are_nearly_the_same(layers, size, normal):
     shape, parameters = drawn(1, layers)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
     alike = same_units_open(shape, parameters, x)
-    d_slope = normal(STACK, BATCH, shape.padded_inputs) * size * alike
+    d_input_gradient = normal(STACK, BATCH, shape.padded_inputs) * size * alike
 
     def act(w):
         _, kept = forward(w, x)
-        found = slopes(w, kept)
+        found = layer_gradients(w, kept)
         gradient = torch.full_like(parameters, size)  # that is added to
-        add_backward_of_slopes(w, kept, found, d_slope, Layers.of(gradient, shape))
+        add_double_backward(w, kept, found, d_input_gradient, Layers.of(gradient, shape))
         return found[-1] * alike, gradient
 
     floats, halves = both_ways(shape, parameters, act)
@@ -121,7 +121,7 @@ def test_slopes_and_their_gradients_are_nearly_the_same(layers, size, normal):
         assert near(found, expected)
 
 
-def test_what_halves_cannot_hold_is_put_at_their_end(normal):
+def test_values_beyond_fp16_are_clamped(normal):
     shape, parameters = drawn(1, 3)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
     w = operands(parameters, shape, torch.half)

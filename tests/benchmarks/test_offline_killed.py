@@ -139,17 +139,17 @@ def test_killed_while_it_learns_and_again_while_it_writes_its_result(learn, neve
     assert unfinished(result.parent)
     assert not result.exists()
 
-    assert "continued at update " in finish(learn(tmp_path))
+    assert "resumed at update " in finish(learn(tmp_path))
     expect_same_result(tmp_path, never_killed)
 
 
 def test_interrupted_while_it_learns(learn, never_killed, tmp_path):
     result, checkpoint = tmp_path / RESULT, (tmp_path / RESULT).with_name(f".{RESULT.stem}.checkpoint")
     said = end_when(checkpoint.exists, learn(tmp_path), end=interrupt)
-    told = f"offline_d4rl.py: error: {result}: was interrupted; the same command goes on from what was saved last"
+    told = f"offline_d4rl.py: error: {result}: interrupted; run the same command to resume from the last checkpoint"
     assert said.splitlines()[-1] == told
     assert "Traceback" not in said  # of its workers, either
-    assert "continued at update " in finish(learn(tmp_path))
+    assert "resumed at update " in finish(learn(tmp_path))
     expect_same_result(tmp_path, never_killed)
 
 

@@ -412,7 +412,7 @@ class TestEachLearner:
         learner.learn()
         assert len(learner.policy.parameters.unique(dim=0)) == AGENTS
 
-    def test_beliefs_are_those_of_plain_networks_and_change_nothing(self, build):
+    def test_value_estimates_match_plain_networks_and_change_nothing(self, build):
         learner = build()
         learner.learn()
         before, rng = learner.state_dict(), learner.rng.get_state()
@@ -431,7 +431,7 @@ class TestEachLearner:
                 smallest = torch.stack([judge(torch.cat((states, chosen), -1)) for judge in judges]).amin(0)
                 torch.testing.assert_close(value_estimates[name][agent], smallest.mean())
 
-    def test_goes_on_from_a_state_as_if_nothing_had_happened(self, build):
+    def test_a_restored_learner_continues_identically(self, build):
         whole, stopped, goes_on = build(), build(), build(seed=9)
         goes_on.seed = 0
         for learner in (whole, stopped):
@@ -562,8 +562,8 @@ class TestSharedRows:
         data.rows[:, 0] = 7.0
         assert torch.isfinite(SharedRows(data, device=CPU).rows).all()
 
-    def test_nothing_is_refused(self):
-        with pytest.raises(ValueError, match="rows: expected real or synthetic"):
+    def test_no_rows_are_refused(self):
+        with pytest.raises(ValueError, match="real, synthetic: expected transitions"):
             SharedRows(None, None, device=CPU)
 
     @pytest.mark.parametrize("ratio", [-0.1, 1.1, math.nan])
@@ -618,7 +618,7 @@ class TestOnGpu:
             assert torch.equal(tensor, other.state_dict()[name]), name
 
     @pytest.mark.parametrize("algo", ["td3bc", "iql", "edac", "td3bc-large"])
-    def test_beliefs_are_those_of_a_cpu(self, algo):
+    def test_value_estimates_match_the_cpu(self, algo):
         learner, _ = self.learned(algo)
         state = learner.state_dict()
         found = learner.value_estimates()

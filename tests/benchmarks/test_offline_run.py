@@ -18,8 +18,7 @@ from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.agents.offline_base import OfflineLearner
 from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
-from synther_replay.benchmarks.common import provenance as reporting
-from synther_replay.benchmarks.common import resumable, timing
+from synther_replay.benchmarks.common import provenance, resumable, timing
 from synther_replay.benchmarks.common.resumable import is_done
 from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline import run as offline_run
@@ -54,7 +53,7 @@ def quick(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run_through(folder):
-    """One call of the program: a new run, begun or continued."""
+    """One call of the program: a new run, started or continued."""
 
     def run(checkpoint, of, **limits):
         lines = []
@@ -130,7 +129,7 @@ def spoil_policy(monkeypatch, agent, updates):
 class TestRun:
     @pytest.mark.parametrize("data", ["real", "synther", "mixed"])
     @BOTH
-    def test_learns_and_is_judged_on_the_way(self, algo, data, tmp_path, run_through):
+    def test_trains_and_evaluates(self, algo, data, tmp_path, run_through):
         run = run_through(tmp_path / "c", config(algo, data))
         result = run.result()
         assert [point["step"] for point in result["curve"]] == EVALUATIONS
@@ -155,7 +154,7 @@ class TestRun:
         assert result["final"] == result["curve"][-1]["scores"]
         assert result["final"] != result["curve"][0]["scores"]
 
-    def test_what_is_judged_is_the_policy_of_each_seed(self, tmp_path, run_through):
+    def test_each_seed_is_evaluated_with_its_policy(self, tmp_path, run_through):
         run = run_through(tmp_path / "c", config(first_seed=3, episodes=2))
         policies = policies_of(run.learner.policy_weights())
         expected = [mean_return("Hopper-v5", policies[agent], agent_seed(3 + agent), 2) for agent in range(2)]
@@ -174,7 +173,7 @@ class TestRun:
     @pytest.mark.parametrize(
         ("steps", "every", "expected"), [(32, 16, [16, 32]), (8, 16, [8]), (12, 4, [4, 8, 12]), (16, 16, [16])]
     )
-    def test_it_is_judged_at_intervals_and_once_at_the_end(self, tmp_path, run_through, steps, every, expected):
+    def test_evaluations_are_at_intervals_and_at_the_end(self, tmp_path, run_through, steps, every, expected):
         run = run_through(tmp_path / "c", config(steps=steps, evaluate_every=every, seeds=1))
         assert [point["step"] for point in run.result()["curve"]] == expected
         assert int(run.learner.updates) == steps
@@ -187,7 +186,7 @@ class TestRun:
         assert same(one["rows"], other["rows"])
         assert not same(one["learner"], other["learner"])
 
-    def test_each_stretch_has_random_numbers_of_its_own(self, tmp_path, run_through, monkeypatch):
+    def test_each_chunk_has_its_own_random_stream(self, tmp_path, run_through, monkeypatch):
         drawn, genuine = [], offline_run.DataSource.rows
 
         def rows(self, of):
@@ -206,7 +205,7 @@ class TestRun:
         one, other = run.result()["final"]
         spread = f"{(one + other) / 2:.1f} +- {abs(one - other) / 2**0.5:.1f}"
         assert line.startswith(f"{HOPPER} td3bc-real update 16 of 16: score {spread}, ")
-        assert line.endswith(" s so far, 0 s left")
+        assert line.endswith(" s elapsed, about 0 s left")
 
     @pytest.mark.parametrize(("workers", "expected"), [(1, 1), (2, 2), (64, 2)])
     def test_there_are_no_more_processes_than_seeds(self, tmp_path, run_through, monkeypatch, workers, expected):
@@ -222,23 +221,23 @@ class TestRun:
         assert seen == [("Hopper-v5", [agent_seed(0), agent_seed(1)], 1, expected)]
 
 
-class TestContinuing:
+class TestResuming:
     @pytest.mark.parametrize("data", ["real", "synther"])
     @BOTH
-    def test_a_run_stopped_after_each_stretch_ends_as_one_that_was_not(
+    def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(
         self, algo, data, tmp_path, run_through, undisturbed, same
     ):
         for stop in STOPS:
             run = run_through(tmp_path / "c", config(algo, data), time_limit=0)
             assert (run.finished, run.updates) == (False, stop)
-            assert run.lines[-1] == f"saved at update {stop}"
+            assert run.lines[-1] == f"checkpoint saved at update {stop}"
         run = run_through(tmp_path / "c", config(algo, data), time_limit=0)
         assert run.finished
         assert same(outcome(run), undisturbed(config(algo, data)))
 
     @pytest.mark.parametrize("data", ["real", "synther"])
     @BOTH
-    def test_a_killed_run_goes_on_from_its_last_checkpoint(
+    def test_a_killed_run_resumes_from_its_last_checkpoint(
         self, algo, data, tmp_path, run_through, undisturbed, same, monkeypatch
     ):
         checkpoint = tmp_path / "c"
@@ -250,10 +249,10 @@ class TestContinuing:
                 run_through(checkpoint, config(algo, data))
         assert checkpoint.read_bytes() == saved
         run = run_through(checkpoint, config(algo, data))
-        assert run.lines[0] == "continued at update 12"
+        assert run.lines[0] == "resumed at update 12"
         assert same(outcome(run), undisturbed(config(algo, data)))
 
-    def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    def test_a_run_killed_before_its_first_checkpoint_starts_over(
         self, tmp_path, run_through, undisturbed, same, monkeypatch
     ):
         with monkeypatch.context() as patch:
@@ -263,12 +262,12 @@ class TestContinuing:
         assert not (tmp_path / "c").exists()
         assert same(outcome(run_through(tmp_path / "c", config())), undisturbed(config()))
 
-    def test_checkpoints_on_the_way_change_nothing(self, tmp_path, run_through, undisturbed, same):
+    def test_checkpoints_do_not_change_the_result(self, tmp_path, run_through, undisturbed, same):
         run = run_through(tmp_path / "c", config(), checkpoint_every=0.0)
-        assert [line for line in run.lines if "saved" in line] == [f"saved at update {k}" for k in STOPS]
+        assert [line for line in run.lines if "saved" in line] == [f"checkpoint saved at update {k}" for k in STOPS]
         assert same(outcome(run), undisturbed(config()))
 
-    def test_checkpoints_on_the_way_are_as_far_apart_as_asked(self, tmp_path, run_through, monkeypatch):
+    def test_checkpoints_have_the_requested_interval(self, tmp_path, run_through, monkeypatch):
         clock = SimpleNamespace(now=0.0)
         for module in (resumable, timing):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -279,9 +278,12 @@ class TestContinuing:
         after_learning(monkeypatch, a_second_later)
         run = run_through(tmp_path / "c", config(), checkpoint_every=3.5)
         # chunks end at seconds 3, 4, 6, 8, 9 and 10
-        assert [line for line in run.lines if "saved" in line] == ["saved at update 16", "saved at update 32"]
+        assert [line for line in run.lines if "saved" in line] == [
+            "checkpoint saved at update 16",
+            "checkpoint saved at update 32",
+        ]
 
-    def test_without_hurry_nothing_is_saved(self, tmp_path, run_through):
+    def test_no_checkpoint_is_saved_before_the_interval(self, tmp_path, run_through):
         run = run_through(tmp_path / "c", config(), time_limit=1e6)
         assert not [line for line in run.lines if "saved" in line]
 
@@ -291,7 +293,7 @@ class TestContinuing:
         saved = checkpoint.read_bytes()
         others = [{"first_seed": 7}, {"steps": STEPS + 4}, {"rows": 64}, {"generator": {**GENERATOR, "depth": 2}}]
         for other in (*(config(data="synther", **changes) for changes in others), config(), config("iql", "synther")):
-            with pytest.raises(ValueError, match="was made with other settings"):
+            with pytest.raises(ValueError, match="checkpoint has other settings"):
                 run_through(checkpoint, other)
         assert checkpoint.read_bytes() == saved
 
@@ -306,19 +308,19 @@ class TestContinuing:
             self.rows[3, 1] += 1e-3
 
         monkeypatch.setattr(SharedRows, "__init__", slightly_other)
-        with pytest.raises(ValueError, match="is of a run with other rows"):
+        with pytest.raises(ValueError, match="saved with other rows"):
             run_through(tmp_path / "c", config(data=data))
         assert (tmp_path / "c").read_bytes() == saved
 
-    def test_other_code_is_warned_of_and_noted(self, tmp_path, run_through, monkeypatch):
+    def test_another_commit_warns_and_is_recorded(self, tmp_path, run_through, monkeypatch):
         monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
         run_through(tmp_path / "c", config(), time_limit=0)
         monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
-        with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
+        with pytest.warns(UserWarning, match=r"started with .*abc.*, now .*def"):
             run = run_through(tmp_path / "c", config())
         assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
 
-    def test_a_checkpoint_from_before_beliefs_were_noted_goes_on(self, tmp_path, run_through):
+    def test_a_checkpoint_without_value_estimates_resumes(self, tmp_path, run_through):
         for _ in range(2):  # beyond the first evaluation
             run_through(tmp_path / "c", config(), time_limit=0)
         state = checkpoints.load_checkpoint(tmp_path / "c", offline_run.KIND)
@@ -328,14 +330,14 @@ class TestContinuing:
         assert [each["step"] for each in result["value_estimates"]] == EVALUATIONS[1:]
         assert [point["step"] for point in result["curve"]] == EVALUATIONS
 
-    def test_a_release_with_another_algorithm_does_not_go_on(self, tmp_path, run_through, monkeypatch):
+    def test_a_checkpoint_of_other_hyper_parameters_is_refused(self, tmp_path, run_through, monkeypatch):
         run_through(tmp_path / "c", config(), time_limit=0)
         settings = OfflineConfig._settings
         monkeypatch.setattr(OfflineConfig, "_settings", lambda self: replace(settings(self), alpha=1.0))
-        with pytest.raises(ValueError, match="was made with other settings"):
+        with pytest.raises(ValueError, match="checkpoint has other settings"):
             run_through(tmp_path / "c", config())
 
-    def test_settings_that_json_knows_differently_are_the_same(self, tmp_path, run_through):
+    def test_settings_are_compared_as_json(self, tmp_path, run_through):
         of = config(data="synther", generator={**GENERATOR, "betas": (0.9, 0.95)})
         run_through(tmp_path / "c", of, time_limit=0)
         assert run_through(tmp_path / "c", of, time_limit=0).updates == STOPS[1]
@@ -351,7 +353,7 @@ class TestContinuing:
         contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
         contents["other kind"] = (tmp_path / "other").read_bytes()
         checkpoint.write_bytes(contents[damage])
-        with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
+        with pytest.raises(CheckpointError, match=r"path: .*; remove the file to start over"):
             run_through(checkpoint, config())
         assert checkpoint.read_bytes() == contents[damage]
 
@@ -370,7 +372,7 @@ class TestContinuing:
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpoints, "save_file", half)
-            told = r"in/c: the run cannot be saved \(No space left on device\); .* goes on from what was saved last"
+            told = r"in/c: cannot save the checkpoint \(No space left on device\); .* to resume"
             with pytest.raises(OSError, match=told):
                 run_through(checkpoint, config(), time_limit=0)
         assert [path.name for path in checkpoint.parent.iterdir()] == ["c"]
@@ -379,11 +381,11 @@ class TestContinuing:
 
     def test_a_full_disk_keeps_nothing_where_nothing_was_saved(self, tmp_path, run_through, full_disk):
         full_disk()
-        with pytest.raises(OSError, match=r"the run cannot be saved .* begins again, as nothing was saved"):
+        with pytest.raises(OSError, match=r"cannot save the checkpoint .* start over"):
             run_through(tmp_path / "c", config(), time_limit=0)
         assert not (tmp_path / "c").exists()
 
-    def test_time_goes_on_counting(self, tmp_path, run_through):
+    def test_wall_time_adds_up_over_sessions(self, tmp_path, run_through):
         spent = run_through(tmp_path / "c", config(data="synther"), time_limit=0).watch.wall_seconds()
         second = run_through(tmp_path / "c", config(data="synther")).watch.wall_seconds()
         assert second["total"] > spent["total"]
@@ -391,8 +393,8 @@ class TestContinuing:
             assert second[name] > spent[name] > 0
         assert second["total"] >= sum(seconds for name, seconds in second.items() if name != "total")
 
-    def test_the_limit_counts_from_where_the_run_goes_on(self, tmp_path, run_through):
-        """Not from where it was begun: it would stop after each chunk for ever."""
+    def test_the_time_limit_counts_from_the_resumption(self, tmp_path, run_through):
+        """Not from where it was started: it would stop after each chunk for ever."""
         run_through(tmp_path / "c", config(), time_limit=0)
         state = checkpoints.load_checkpoint(tmp_path / "c", offline_run.KIND)
         state["seconds"]["total"] = 1e5
@@ -405,7 +407,7 @@ class TestContinuing:
 
 class TestFailingPolicies:
     @BOTH
-    def test_one_that_leaves_the_numbers_has_no_score_and_the_others_do_not_notice(
+    def test_a_non_finite_policy_has_no_score_and_others_are_unaffected(
         self, algo, tmp_path, run_through, undisturbed, monkeypatch
     ):
         expected = undisturbed(config(algo))  # before anything is spoilt
@@ -418,7 +420,7 @@ class TestFailingPolicies:
         assert [each["value_of_own"][0] is None for each in result["value_estimates"]] == [False, True, True]
         json.dumps(result, allow_nan=False)
 
-    def test_it_is_remembered_by_a_run_that_goes_on(self, tmp_path, run_through, monkeypatch, same):
+    def test_a_resumed_run_keeps_the_failure(self, tmp_path, run_through, monkeypatch, same):
         spoil_policy(monkeypatch, agent=0, updates=20)
         expected = run_through(tmp_path / "a", config())
         for _ in (*STOPS, STEPS):
@@ -426,10 +428,10 @@ class TestFailingPolicies:
         assert same(outcome(run), outcome(expected))
         assert run.result()["final"][0] is None
 
-    def test_where_all_fail_the_run_says_so_and_ends(self, tmp_path, run_through, monkeypatch):
+    def test_a_run_whose_seeds_all_fail_reports_it_and_finishes(self, tmp_path, run_through, monkeypatch):
         spoil_policy(monkeypatch, agent=0, updates=4)
         run = run_through(tmp_path / "c", config(seeds=1))
-        assert [": score of no seed, all failed, " in line for line in run.lines] == [True] * 3
+        assert [": score none (all seeds failed), " in line for line in run.lines] == [True] * 3
         assert run.result()["final"] == [None]
 
 
@@ -451,7 +453,7 @@ class TestToFile:
         return DataSource(folder, CPU)
 
     @pytest.mark.parametrize("data", ["real", "synther"])
-    def test_stops_goes_on_and_writes_its_result_alone(self, data, tmp_path, source, capsys):
+    def test_a_run_stops_resumes_and_leaves_only_its_result(self, data, tmp_path, source, capsys):
         of = config(data=data, first_seed=5)
         path = tmp_path / "deep" / of.dataset / f"{of.name}.json"
         assert not run_to_file(path, of, source, time_limit=0).finished
@@ -466,14 +468,14 @@ class TestToFile:
         assert content["seeds"] == [5, 6]
         assert content["curve"] == run.result()["curve"]
         assert content["wall_seconds"].keys() == {"total", *offline_run.CLOCKS}
-        assert "continued at update 12" in capsys.readouterr().out
+        assert "resumed at update 12" in capsys.readouterr().out
 
-    def test_what_cannot_be_continued_is_refused_before_anything_is_fitted(self, tmp_path, source, monkeypatch):
+    def test_a_foreign_checkpoint_is_refused_before_fitting(self, tmp_path, source, monkeypatch):
         of = config(data="synther")
         path = tmp_path / f"{of.name}.json"
         run_to_file(path, of, source, time_limit=0)
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
-        with pytest.raises(ValueError, match="was made with other settings"):
+        with pytest.raises(ValueError, match="checkpoint has other settings"):
             run_to_file(path, config(data="synther", rows=64), source)
         checkpoint = tmp_path / f".{of.name}.checkpoint"
         checkpoint.write_bytes(b"damaged")
@@ -481,24 +483,22 @@ class TestToFile:
             run_to_file(path, of, source)
         assert checkpoint.read_bytes() == b"damaged"
 
-    def test_a_place_that_cannot_be_written_is_found_before_anything_is_fitted(self, tmp_path, source, monkeypatch):
+    def test_an_unwritable_path_is_refused_before_fitting(self, tmp_path, source, monkeypatch):
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
         (tmp_path / "file").write_text("")
-        with pytest.raises(ValueError, match="out: expected a folder to write to"):
+        with pytest.raises(ValueError, match="--out: expected a writable folder"):
             run_to_file(tmp_path / "file" / "x" / "td3bc-real.json", config(), source)
 
-    def test_so_is_one_that_must_not_be_written(self, tmp_path, source, monkeypatch):
+    def test_a_folder_without_write_permission_is_refused(self, tmp_path, source, monkeypatch):
         monkeypatch.setattr(DataSource, "rows", lambda *_: pytest.fail("it made rows"))
-        monkeypatch.setattr(reporting.os, "access", lambda *_: False)  # as it is for all but root
-        with pytest.raises(ValueError, match=r"out: expected a folder to write to, got .*cannot be written to"):
+        monkeypatch.setattr(provenance.os, "access", lambda *_: False)  # as it is for all but root
+        with pytest.raises(ValueError, match=r"--out: expected a writable folder, got .*no write permission"):
             run_to_file(tmp_path / "td3bc-real.json", config(), source)
 
-    def test_a_result_that_cannot_be_written_is_printed_and_what_was_saved_stays(
-        self, tmp_path, source, full_disk, capsys
-    ):
+    def test_an_unwritable_result_is_printed_and_the_checkpoint_stays(self, tmp_path, source, full_disk, capsys):
         path, of = tmp_path / "td3bc-real.json", config()
         run_to_file(path, of, source, time_limit=0)
-        told = r"td3bc-real\.json: cannot be written .*; it is printed instead.* goes on from what was saved last"
+        told = r"td3bc-real\.json: cannot write the file .* printed to stdout; .* to resume from the last checkpoint"
         full_disk()
         with pytest.raises(OSError, match=told):
             run_to_file(path, of, source)
@@ -512,16 +512,16 @@ class TestToFile:
         path.write_text(printed)
         assert is_done(path, of)
 
-    def test_where_it_cannot_be_printed_either_it_does_not_say_so(self, tmp_path, source, full_disk, monkeypatch):
+    def test_the_error_does_not_claim_a_failed_print(self, tmp_path, source, full_disk, monkeypatch):
         def no_room(*_, **__):
             raise OSError("No space left on device")
 
         monkeypatch.setattr(resumable, "print", no_room, raising=False)
         full_disk()
-        with pytest.raises(OSError, match=r"real\.json: cannot be written \([^)]*\); with room for it .* begins again"):
+        with pytest.raises(OSError, match=r"real\.json: cannot write the file \([^)]*\); free .* start over"):
             run_to_file(tmp_path / "td3bc-real.json", config(), source)
 
-    def test_a_set_that_is_not_there_leaves_no_folder(self, tmp_path, source):
+    def test_a_missing_data_set_leaves_no_folder(self, tmp_path, source):
         with pytest.raises(FileNotFoundError, match="hopper-random"):
             run_to_file(tmp_path / "deep" / "td3bc-real.json", config(dataset="hopper-random-regen"), source)
         assert not list(tmp_path.iterdir())

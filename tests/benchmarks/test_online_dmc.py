@@ -51,12 +51,12 @@ class TestRefusals:
             (["--algo", "sac", "--preset", "fast"], "algo: sac has no generator"),
             (["--algo", "redq", "--rows", "5"], "algo: redq has no generator"),
             (["--algo", "sac20", "--set", "width=8"], "algo: sac20 has no generator"),
-            (["--algo", "sac", "--real-ratio", "0.5"], "real_ratio: sac has real rows only"),
+            (["--algo", "sac", "--real-ratio", "0.5"], "--real-ratio: --algo sac uses real rows only"),
             (["--algo", "synther", "--set", "width"], "set: expected NAME=VALUE, got 'width'"),
             (["--algo", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
             (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
             (["--algo", "synther", "--set", "widht=64"], "widht"),
-            (["--algo", "synther", "--set", "=64"], "set: the generator has no ''"),
+            (["--algo", "synther", "--set", "=64"], "--set: unknown generator option ''"),
             (["--algo", "synther", "--rows", "0"], "rows: "),
             (["--algo", "synther", "--refresh-every", "0"], "every: "),
             (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
@@ -69,7 +69,7 @@ class TestRefusals:
             (["--algo", "sac", "--random-steps", "0"], "random_steps: "),
             (["--algo", "sac", "--first-seed", "-1"], "first_seed: "),
             (["--algo", "sac", "--workers", "0"], "workers: "),
-            (["--algo", "sac", "--tag", "a/b"], "tag: expected a part of a file's name, got 'a/b'"),
+            (["--algo", "sac", "--tag", "a/b"], "--tag: expected part of a file name, got 'a/b'"),
             (["--algo", "sac", "--time-limit", "nan"], "--time-limit: invalid duration value: 'nan'"),
             (["--algo", "sac", "--checkpoint-every", "-1"], "--checkpoint-every: invalid duration value: '-1'"),
             (["--algo", "sac", "--device", "nowhere"], "device: expected 'auto' or a torch device, got 'nowhere'"),
@@ -77,7 +77,7 @@ class TestRefusals:
             ([], "the following arguments are required: --algo"),
         ],
     )
-    def test_what_cannot_work_is_refused_at_the_door(self, arguments, message, call, tmp_path):
+    def test_invalid_arguments_are_refused(self, arguments, message, call, tmp_path):
         status, _, errors = call("--env", "Pendulum-v1", *arguments)
         assert status == 2
         assert message in errors
@@ -85,7 +85,7 @@ class TestRefusals:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-    def test_a_gpu_that_is_not_there(self, call):
+    def test_a_missing_gpu_is_refused(self, call):
         assert call("--env", "Pendulum-v1", "--algo", "sac", "--device", "cuda")[0] == 2
 
     def test_a_result_of_other_settings_is_not_overwritten(self, call, tmp_path):
@@ -101,9 +101,9 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize(
-    ("env", "message"), [("Pendulum-v7", "near are Pendulum-v1"), ("CartPole-v1", "expected vectors and bounded")]
+    ("env", "message"), [("Pendulum-v7", "did you mean Pendulum-v1"), ("CartPole-v1", "expected Box observations")]
 )
-def test_an_unfit_task_leaves_nothing_behind(env, message, call, tmp_path):
+def test_an_unsupported_task_leaves_no_files(env, message, call, tmp_path):
     status, _, errors = call("--env", env, "--algo", "sac", *SMALL)
     assert status == 2
     assert message in errors
@@ -124,13 +124,13 @@ class TestSettingsOf:
         assert (found.preset, found.utd) == expected
         assert found == Settings("x", algo, expected[0], seeds=1, steps=6_000, utd=expected[1])
 
-    def test_a_gpu_has_more_to_do(self, monkeypatch):
+    def test_defaults_on_a_gpu(self, monkeypatch):
         args = self.parse(monkeypatch, "--algo", "synther")
         args.device = torch.device("cuda", 0)
         found = online_dmc.settings_of(args)
         assert (found.preset, found.seeds, found.steps) == ("fast", 8, 100_000)
 
-    def test_everything_can_be_said(self, monkeypatch):
+    def test_all_options_are_parsed(self, monkeypatch):
         sizes = {"seeds": 3, "steps": 70, "utd": 4, "first-seed": 9, "random-steps": 11, "episodes": 2}
         arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
         arguments += ["--preset", "paper", "--real-ratio", "0", "--refresh-every", "40", "--rows", "8"]
@@ -141,7 +141,7 @@ class TestSettingsOf:
         others = {"real_ratio": 0.0, "schedule": {"every": 40, "rows": 8}, "generator": generator}
         assert found == Settings("x", "synther", "paper", **sizes, **others)
 
-    def test_what_is_published_is_out_of_the_way_and_little_is_lost(self, monkeypatch):
+    def test_default_folder_is_not_the_published_one(self, monkeypatch):
         args = self.parse(monkeypatch, "--algo", "sac")
         assert args.out == Path("results/online")
         assert "/results/" in (Path(__file__).parents[2] / ".gitignore").read_text().split()
@@ -162,15 +162,15 @@ class TestSettingsOf:
 
 
 class TestRunning:
-    def test_stops_goes_on_writes_its_result_and_is_done(self, call, tmp_path, monkeypatch):
+    def test_a_run_stops_resumes_and_writes_its_result(self, call, tmp_path, monkeypatch):
         arguments = ("--env", "Pendulum-v1", "--algo", "synther", "--seeds", "2", *SMALL, *GENERATOR, "--tag", "t")
         folder, path = tmp_path / "Pendulum-v1", tmp_path / "Pendulum-v1" / "synther-tiny-t.json"
         status, out, _ = call(*arguments, "--time-limit", "0")
-        assert (status, out.splitlines()[-1]) == (0, "stopped at step 50 of 120; the same command goes on")
+        assert (status, out.splitlines()[-1]) == (0, "stopped at step 50 of 120; run the same command to resume")
         assert [p.name for p in folder.iterdir()] == [".synther-tiny-t.checkpoint"]
         status, out, _ = call(*arguments, "--keep-policies", str(tmp_path / "kept"))
         assert status == 0
-        assert "continued at step 50" in out
+        assert "resumed at step 50" in out
         assert str(path) in out.splitlines()[-1]
         assert [p.name for p in folder.iterdir()] == [path.name]
         assert [p.name for p in (tmp_path / "kept" / "Pendulum-v1" / path.stem).iterdir()] == ["120.safetensors"]
@@ -187,7 +187,7 @@ class TestRunning:
         monkeypatch.setattr(online_dmc, "run_to_file", lambda *_, **__: pytest.fail("it ran"))
         before = path.read_bytes()
         status, out, _ = call(*arguments)
-        assert (status, out) == (0, f"{path} is there already\n")
+        assert (status, out) == (0, f"{path}: already exists\n")
         assert path.read_bytes() == before
 
     def test_a_checkpoint_of_other_settings_is_refused_and_kept(self, call, tmp_path):
@@ -196,7 +196,7 @@ class TestRunning:
         before = checkpoint.read_bytes()
         status, _, errors = call("--env", "Pendulum-v1", "--algo", "sac", *SMALL, "--first-seed", "1")
         assert status == 2
-        assert "was made with other settings" in errors
+        assert "checkpoint has other settings" in errors
         assert checkpoint.read_bytes() == before
 
     def test_a_damaged_checkpoint_is_refused_and_kept(self, call, tmp_path):
@@ -208,17 +208,17 @@ class TestRunning:
         assert str(checkpoint) in errors
         assert checkpoint.read_bytes() == b"nothing of ours"
 
-    def test_a_full_disk_is_told_in_a_sentence_and_the_result_printed(self, call, tmp_path, full_disk):
+    def test_a_full_disk_is_one_line_and_the_result_is_printed(self, call, tmp_path, full_disk):
         arguments, path = ("--env", "Pendulum-v1", "--algo", "sac", *SMALL), tmp_path / "Pendulum-v1" / "sac.json"
         full_disk()
         status, told, errors = call(*arguments)
         assert (status, len(errors.splitlines())) == (2, 1)
-        assert errors.startswith(f"online_dmc.py: error: {path}: cannot be written (No space left on device); ")
+        assert errors.startswith(f"online_dmc.py: error: {path}: cannot write the file (No space left on device); ")
         assert not list(path.parent.iterdir())
         path.write_text(told.splitlines()[-1])
-        assert call(*arguments)[:2] == (0, f"{path} is there already\n")
+        assert call(*arguments)[:2] == (0, f"{path}: already exists\n")
 
-    def test_an_interrupt_is_told_in_a_sentence(self, call, tmp_path, monkeypatch):
+    def test_an_interrupt_is_one_line(self, call, tmp_path, monkeypatch):
         arguments, path = ("--env", "Pendulum-v1", "--algo", "sac", *SMALL), tmp_path / "Pendulum-v1" / "sac.json"
 
         def interrupted(self):
@@ -226,26 +226,27 @@ class TestRunning:
 
         with monkeypatch.context() as patch:
             patch.setattr(online_stand_ins.Environments, "end_step", interrupted)
-            said = f"online_dmc.py: error: {path}: was interrupted; the same command "
-            assert call(*arguments)[::2] == (130, f"{said}begins again, as nothing was saved\n")
+            said = f"online_dmc.py: error: {path}: interrupted; run the same command to "
+            assert call(*arguments)[::2] == (130, f"{said}start over (no checkpoint was saved)\n")
         call(*arguments, "--time-limit", "0")
         with monkeypatch.context() as patch:
             patch.setattr(online_stand_ins.Environments, "end_step", interrupted)
-            assert call(*arguments)[::2] == (130, f"{said}goes on from what was saved last\n")
-        assert "continued at step 50" in call(*arguments)[1]
+            assert call(*arguments)[::2] == (130, f"{said}resume from the last checkpoint\n")
+        assert "resumed at step 50" in call(*arguments)[1]
 
-    def test_the_death_of_a_worker_is_told_in_a_sentence(self, call, tmp_path, monkeypatch):
+    def test_a_dead_worker_is_one_line(self, call, tmp_path, monkeypatch):
         def died(self):
             raise WorkerDiedError("a process has died")
 
         monkeypatch.setattr(online_stand_ins.Environments, "end_step", died)
         path = tmp_path / "Pendulum-v1" / "sac.json"
         said = (
-            f"online_dmc.py: error: {path}: a process has died; the same command begins again, as nothing was saved\n"
+            f"online_dmc.py: error: {path}: a process has died; run the same command to start over "
+            "(no checkpoint was saved)\n"
         )
         assert call("--env", "Pendulum-v1", "--algo", "sac", *SMALL)[::2] == (1, said)
 
-    def test_on_a_cpu_one_is_warned(self, monkeypatch, tmp_path):
+    def test_running_on_a_cpu_warns(self, monkeypatch, tmp_path):
         class Ran(Exception):
             pass
 
@@ -255,7 +256,7 @@ class TestRunning:
         monkeypatch.setattr(online_dmc, "run_to_file", run_to_file)
         command = ["online_dmc.py", "--env", "Pendulum-v1", "--algo", "sac", *SMALL, "--out", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", command)
-        expected = r"no GPU: 1 seed\(s\) to 120 steps on the CPU, which is slow"
+        expected = r"no GPU.* 1 seed\(s\) for 120 steps"
         with pytest.warns(UserWarning, match=expected), pytest.raises(Ran):
             online_dmc.main()
 

@@ -1,4 +1,4 @@
-"""How far an online run has come, and how long it took."""
+"""Progress and clocks of an online run."""
 
 import contextlib
 import json
@@ -33,11 +33,11 @@ def test_returns_end_where_a_seed_failed():
     assert progress.returns(11) == [None, None, None, 4.0]
 
 
-def test_beliefs_end_there_too():
+def test_value_estimates_end_where_a_seed_failed():
     progress = Progress(3)
     progress.failed_at = [None, 9, None]
     progress.value_estimates = {10: {"value": [1.2345678, 2.0, math.nan], "reward": [0.0, 1.0, 2.0]}}
-    assert progress.beliefs_at(10) == {"value": [1.23457, None, None], "reward": [0.0, None, 2.0]}
+    assert progress.value_estimates_at(10) == {"value": [1.23457, None, None], "reward": [0.0, None, 2.0]}
 
 
 def test_time_adds_up_over_stops_but_does_not_count_between_them(monkeypatch):
@@ -84,7 +84,7 @@ def test_state_comes_back_through_json():
     assert fresh.value_estimates == progress.value_estimates
 
 
-def test_a_checkpoint_from_before_beliefs_were_noted_goes_on():
+def test_a_checkpoint_without_value_estimates_resumes():
     state = Progress(1).state_dict()
     del state["value_estimates"]
     fresh = Progress(1)

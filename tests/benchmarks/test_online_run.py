@@ -15,14 +15,14 @@ from synther_replay import DiffusionGenerator
 from synther_replay.benchmarks.agents.policy import load_policies, policies_of
 from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.resumable import is_done
-from synther_replay.benchmarks.online import actors as online_agents
-from synther_replay.benchmarks.online import figures as plot_online
+from synther_replay.benchmarks.online import actors as online_actors
 from synther_replay.benchmarks.online import results as online_results
 from synther_replay.benchmarks.online.run import OnlineRun, run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
+from synther_replay.benchmarks.online.tables import time_table
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
 
-pytestmark = pytest.mark.filterwarnings("error:the environments did not come back")
+pytestmark = pytest.mark.filterwarnings("error:the environments could not be restored exactly")
 
 CPU = torch.device("cpu")
 STEPS = 260  # an episode of Pendulum is over after 200
@@ -45,7 +45,7 @@ def quick(monkeypatch):
 
 
 def run_through(checkpoint, of, device=CPU, **limits):
-    """One call of the program: a new run, begun or continued."""
+    """One call of the program: a new run, started or continued."""
     lines = []
     run = OnlineRun(of, device, lines.append)
     finished = run.run(checkpoint, **limits)
@@ -124,8 +124,8 @@ class TestRun:
         assert int(run.agents.learner.environment_steps) == STEPS - 70
         assert not (tmp_path / "c").exists()
 
-    def test_says_what_agents_think_of_the_latest_steps_once_they_learn(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(online_agents, "_LATEST", 32)  # the batch size here, so each counts once
+    def test_value_estimates_are_of_the_latest_steps_once_training_started(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(online_actors, "_LATEST", 32)  # the batch size here, so each counts once
         run = run_through(tmp_path / "c", settings())
         value_estimates = run.result()["value_estimates"]
         assert [each["step"] for each in value_estimates] == [step for step in EVALUATIONS if step > 70]
@@ -143,14 +143,14 @@ class TestRun:
 
     @pytest.mark.parametrize("algo", ["sac", "synther"])
     def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
-        genuine = OnlineRun._enter
+        genuine = OnlineRun._restore
 
         def enter(self, environments):
             genuine(self, environments)
             self.agents.warm_up()
 
         undisturbed(settings(algo), tmp_path)  # before it is changed
-        monkeypatch.setattr(OnlineRun, "_enter", enter)
+        monkeypatch.setattr(OnlineRun, "_restore", enter)
         assert same(outcome(run_through(tmp_path / "c", settings(algo))), undisturbed(settings(algo), tmp_path))
 
     def test_rows_are_what_happened(self, tmp_path):
@@ -179,7 +179,7 @@ class TestRun:
         assert (agents.generator is not None) == (algo == "synther")
         assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
 
-    def test_time_left_is_by_what_steps_take_once_it_learns(self, monkeypatch):
+    def test_time_left_is_estimated_from_training_steps(self, monkeypatch):
         lines = []
         run = OnlineRun(settings("sac", random_steps=60), CPU, lines.append)
         # 60 s to compile and 20 s for the first steps, which say nothing of those to come, and then 0.4 s for each
@@ -188,34 +188,34 @@ class TestRun:
             monkeypatch.setattr(run.progress, "total_seconds", lambda total=total: total)
             run._collect(SimpleNamespace(collect=lambda wait, step=step: [step], results={step: [1.0, 3.0]}))
         assert [line.partition("[1.0, 3.0], ")[2] for line in lines] == [
-            "70 s so far",
-            "80 s so far",
-            "100 s so far, 40 s left",
-            "120 s so far, 20 s left",
+            "70 s elapsed",
+            "80 s elapsed",
+            "100 s elapsed, about 40 s left",
+            "120 s elapsed, about 20 s left",
         ]
         assert lines[0].startswith("Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [")
 
     def test_an_unknown_task_is_refused(self):
-        with pytest.raises(ValueError, match="env: there is no task"):
+        with pytest.raises(ValueError, match="env: unknown task"):
             OnlineRun(settings(env="Pendulum-v99"), CPU)
 
 
-class TestContinuing:
+class TestResuming:
     @pytest.mark.parametrize("algo", ["synther", "redq"])
-    def test_a_run_stopped_after_each_stretch_ends_as_one_that_was_not(self, algo, tmp_path, undisturbed, same):
+    def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(self, algo, tmp_path, undisturbed, same):
         stops = 0
         while not (run := run_through(tmp_path / "c", settings(algo), time_limit=0)).finished:
             stops += 1
             assert run.progress.step == stops * 50
-            assert run.lines[-1] == f"saved at step {stops * 50}"
+            assert run.lines[-1] == f"checkpoint saved at step {stops * 50}"
         assert stops == 5
         assert same(outcome(run), undisturbed(settings(algo), tmp_path))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it
-    def test_on_a_gpu_a_run_stopped_in_the_middle_ends_as_one_that_was_not(self, tmp_path, monkeypatch, same):
+    def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, tmp_path, monkeypatch, same):
         online_stand_ins.install(monkeypatch, chunk=STEPS // 2)
-        monkeypatch.setattr(online_stand_ins.online_agents, "Hyperparameters", Hyperparameters)  # so kernels are used
+        monkeypatch.setattr(online_stand_ins.online_actors, "Hyperparameters", Hyperparameters)  # so kernels are used
         gpu = torch.device("cuda", 0)
         expected = outcome(run_through(tmp_path / "undisturbed", settings(), gpu))
         assert len({point["returns"][0] for point in expected["curve"]}) > 2  # it has learnt something in between
@@ -226,7 +226,7 @@ class TestContinuing:
         assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
 
     @pytest.mark.parametrize("algo", ["synther", "redq"])
-    def test_a_killed_run_goes_on_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
+    def test_a_killed_run_resumes_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
         checkpoint = tmp_path / "c"
         run_through(checkpoint, settings(algo), time_limit=0)
         saved = checkpoint.read_bytes()
@@ -236,10 +236,10 @@ class TestContinuing:
                 run_through(checkpoint, settings(algo))
         assert checkpoint.read_bytes() == saved
         run = run_through(checkpoint, settings(algo))
-        assert run.lines[0] == "continued at step 50"
+        assert run.lines[0] == "resumed at step 50"
         assert same(outcome(run), undisturbed(settings(algo), tmp_path))
 
-    def test_a_run_killed_before_its_first_checkpoint_begins_again(self, tmp_path, undisturbed, same, monkeypatch):
+    def test_a_run_killed_before_its_first_checkpoint_starts_over(self, tmp_path, undisturbed, same, monkeypatch):
         with monkeypatch.context() as patch:
             kill_at(patch, 20)
             with pytest.raises(Killed):
@@ -248,9 +248,10 @@ class TestContinuing:
         run = run_through(tmp_path / "c", settings("sac"))
         assert same(outcome(run), undisturbed(settings("sac"), tmp_path))
 
-    def test_checkpoints_on_the_way_change_nothing(self, tmp_path, undisturbed, same):
+    def test_checkpoints_do_not_change_the_result(self, tmp_path, undisturbed, same):
         run = run_through(tmp_path / "c", settings("sac"), checkpoint_every=0.0)
-        assert [line for line in run.lines if "saved" in line] == [f"saved at step {k}" for k in range(50, 251, 50)]
+        saved = [line for line in run.lines if "saved" in line]
+        assert saved == [f"checkpoint saved at step {k}" for k in range(50, 251, 50)]
         assert same(outcome(run), undisturbed(settings("sac"), tmp_path))
 
     def test_other_settings_are_refused_and_the_checkpoint_left_alone(self, tmp_path):
@@ -259,11 +260,11 @@ class TestContinuing:
         saved = checkpoint.read_bytes()
         others = [settings(utd=2), settings(first_seed=7), settings(generator={**SMALL, "sampling_steps": 4})]
         for other in (*others, settings(steps=STEPS + 50), settings("sac")):
-            with pytest.raises(ValueError, match="was made with other settings"):
+            with pytest.raises(ValueError, match="checkpoint has other settings"):
                 run_through(checkpoint, other)
         assert checkpoint.read_bytes() == saved
 
-    def test_settings_that_json_knows_differently_are_the_same(self, tmp_path):
+    def test_settings_are_compared_as_json(self, tmp_path):
         of = settings(generator={**SMALL, "betas": (0.9, 0.95)})
         run_through(tmp_path / "c", of, time_limit=0)
         assert run_through(tmp_path / "c", of, time_limit=0).progress.step == 100
@@ -277,24 +278,24 @@ class TestContinuing:
         flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
         contents = {"empty": b"", "half": content[:place], "one byte": flipped, "other file": b'{"settings": {}}'}
         checkpoint.write_bytes(contents[damage])
-        with pytest.raises(CheckpointError, match=r"path: .*; remove it to begin again"):
+        with pytest.raises(CheckpointError, match=r"path: .*; remove the file to start over"):
             run_through(checkpoint, settings("sac"))
         assert checkpoint.read_bytes() == contents[damage]
 
     def test_a_full_disk_is_named_and_the_last_checkpoint_kept(self, tmp_path, full_disk):
         full_disk()
-        with pytest.raises(OSError, match=r"c: the run cannot be saved .* begins again, as nothing was saved"):
+        with pytest.raises(OSError, match=r"c: cannot save the checkpoint .* start over"):
             run_through(tmp_path / "c", settings("sac"), time_limit=0)
         assert not list(tmp_path.iterdir())
         full_disk(full=False)
         run_through(tmp_path / "c", settings("sac"), time_limit=0)
         saved = (tmp_path / "c").read_bytes()
         full_disk()
-        with pytest.raises(OSError, match=r"c: the run cannot be saved .* goes on from what was saved last"):
+        with pytest.raises(OSError, match=r"c: cannot save the checkpoint .* to resume from the last checkpoint"):
             run_through(tmp_path / "c", settings("sac"), time_limit=0)
         assert (tmp_path / "c").read_bytes() == saved
 
-    def test_environments_that_do_not_come_back_are_warned_of(self, tmp_path, monkeypatch):
+    def test_environments_that_cannot_be_restored_warn(self, tmp_path, monkeypatch):
         run_through(tmp_path / "c", settings("sac"), time_limit=0)
         create = online_stand_ins.Environments.__init__
 
@@ -304,22 +305,22 @@ class TestContinuing:
             self.replay_to = lambda *where: replay_to(*where) + np.float32(0.25)
 
         monkeypatch.setattr(online_stand_ins.Environments, "__init__", elsewhere)
-        with pytest.warns(UserWarning, match="did not come back"):
+        with pytest.warns(UserWarning, match="could not be restored exactly"):
             run = run_through(tmp_path / "c", settings("sac"))
         rows, spec = run.agents.replay.real, run.agents.spec
         # what is stored is where the simulator says it was
         moved = rows[:, 50, spec.observations] - rows[:, 49, spec.next_observations]
         torch.testing.assert_close(moved, torch.full_like(moved, 0.25))
 
-    def test_other_code_is_warned_of_and_noted(self, tmp_path, monkeypatch):
+    def test_another_commit_warns_and_is_recorded(self, tmp_path, monkeypatch):
         run_through(tmp_path / "c", settings("sac"), time_limit=0)
         monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "def")
-        with pytest.warns(UserWarning, match=r"was begun with .*abc.* and goes on with .*def"):
+        with pytest.warns(UserWarning, match=r"started with .*abc.*, now .*def"):
             run_through(tmp_path / "c", settings("sac"), time_limit=0)
         run = run_through(tmp_path / "c", settings("sac"))
         assert [entry["commit"] for entry in run.result()["made_on"]] == ["abc", "def"]
 
-    def test_time_goes_on_counting(self, tmp_path):
+    def test_wall_time_adds_up_over_sessions(self, tmp_path):
         first = run_through(tmp_path / "c", settings("sac"), time_limit=0)
         spent = first.progress.wall_seconds()
         second = run_through(tmp_path / "c", settings("sac")).progress.wall_seconds()
@@ -331,9 +332,9 @@ class TestContinuing:
 
 class TestFailingSeeds:
     @pytest.mark.parametrize("fields", [{"reward": math.nan}, {"observation": np.full(3, np.inf, np.float32)}])
-    def test_a_seed_that_leaves_the_numbers_has_no_return_from_then_on(self, fields, tmp_path, monkeypatch):
+    def test_a_non_finite_seed_has_no_returns_from_then_on(self, fields, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=1, step=101, **fields)
-        with pytest.warns(UserWarning, match="seed 4 became non-finite at step 100; the others go on"):
+        with pytest.warns(UserWarning, match="seed 4: .* became non-finite at step 100; stopped, the other"):
             run = run_through(tmp_path / "c", settings(first_seed=3))
         result = run.result()
         assert result["failed_at"] == [None, 100]
@@ -352,7 +353,7 @@ class TestFailingSeeds:
         assert rows[0].any(-1).all()
         json.dumps(result, allow_nan=False)
 
-    def test_the_others_do_not_notice(self, tmp_path, monkeypatch, undisturbed):
+    def test_other_seeds_are_unaffected_by_a_failure(self, tmp_path, monkeypatch, undisturbed):
         expected = undisturbed(settings("sac"), tmp_path)  # before anything is spoilt: others read it too
         spoil_seed(monkeypatch, agent=1, step=101, reward=math.nan)
         with pytest.warns(UserWarning, match="became non-finite"):
@@ -364,7 +365,7 @@ class TestFailingSeeds:
         def failing(step, name, **limits):
             with (
                 monkeypatch.context() as patch,
-                pytest.warns(UserWarning, match="seed 1 became non-finite at step 100"),
+                pytest.warns(UserWarning, match="seed 1: .* became non-finite at step 100"),
             ):
                 spoil_seed(patch, agent=1, step=step, reward=math.nan)
                 return run_through(tmp_path / name, settings(), **limits)
@@ -377,16 +378,16 @@ class TestFailingSeeds:
             run = run_through(tmp_path / "b", settings(), time_limit=0)
         assert same(outcome(run), expected)
 
-    def test_a_policy_that_leaves_the_numbers_fails_its_seed(self, tmp_path, monkeypatch):
-        learn = online_stand_ins.online_agents.StackedSAC.learn
+    def test_a_non_finite_policy_fails_its_seed(self, tmp_path, monkeypatch):
+        learn = online_stand_ins.online_actors.StackedSAC.learn
 
         def spoilt(self):
             learn(self)
             if int(self.environment_steps) == 50:
                 self.policy.parameters[0] = math.nan
 
-        monkeypatch.setattr(online_stand_ins.online_agents.StackedSAC, "learn", spoilt)
-        with pytest.warns(UserWarning, match="seed 0 became non-finite at step 120"):
+        monkeypatch.setattr(online_stand_ins.online_actors.StackedSAC, "learn", spoilt)
+        with pytest.warns(UserWarning, match="seed 0: .* became non-finite at step 120"):
             run = run_through(tmp_path / "c", settings())
         result = run.result()
         assert result["failed_at"] == [120, None]
@@ -395,11 +396,11 @@ class TestFailingSeeds:
         assert all(point["returns"][1] is not None for point in result["curve"])
         assert len(result["fits"]) == 3
 
-    def test_where_all_fail_the_run_says_so_and_ends(self, tmp_path, monkeypatch):
+    def test_a_run_whose_seeds_all_fail_reports_it_and_finishes(self, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=0, step=90, reward=math.nan)
         with pytest.warns(UserWarning, match="became non-finite"):
             run = run_through(tmp_path / "c", settings(seeds=1))
-        assert any("return of no seed, all failed" in line for line in run.lines)
+        assert any("return none (all seeds failed)" in line for line in run.lines)
         assert run.result()["curve"][-1] == {"step": STEPS, "returns": [None]}
 
 
@@ -408,7 +409,7 @@ class TestFailingRefits:
         "error",
         [DivergedError("loss is nan"), GenerationError("no rows"), MemoryError(), RuntimeError("out of memory")],
     )
-    def test_a_failed_refit_keeps_the_rows_and_the_run_goes_on(self, error, tmp_path, monkeypatch):
+    def test_a_failed_refit_keeps_the_rows_and_the_run_continues(self, error, tmp_path, monkeypatch):
         fit, calls, kept = DiffusionGenerator.fit, [], []
 
         def second_fails(self, transitions, **options):
@@ -422,14 +423,14 @@ class TestFailingRefits:
 
         monkeypatch.setattr(DiffusionGenerator, "fit", second_fails)
         run = OnlineRun(settings(), CPU, lambda line: None)
-        with pytest.warns(UserWarning, match="refit at step 160 failed, keeping the synthetic rows"):
+        with pytest.warns(UserWarning, match="refit at step 160 failed: .*keeping the previous synthetic rows"):
             assert run.run(tmp_path / "c")
         assert calls == [80, 160, 240]
         assert torch.equal(*kept)
         assert kept[0].any()
         assert [fit["step"] for fit in run.result()["fits"]] == [80, 240]
 
-    def test_without_any_synthetic_rows_real_ones_do(self, tmp_path, monkeypatch):
+    def test_without_synthetic_rows_batches_are_real(self, tmp_path, monkeypatch):
         def fails(self, transitions, **options):
             raise DivergedError("loss is nan")
 
@@ -451,7 +452,7 @@ class TestFailingRefits:
 
 class TestToFile:
     @pytest.mark.parametrize("algo", ["sac", "synther"])
-    def test_what_is_written_is_what_the_figures_read(self, algo, tmp_path):
+    def test_the_figures_read_the_result(self, algo, tmp_path):
         of = settings(algo, first_seed=5)
         path = tmp_path / "deep" / of.env / f"{of.name}.json"
         assert not run_to_file(path, of, CPU, time_limit=0).finished
@@ -466,7 +467,7 @@ class TestToFile:
         assert read.returns.shape == (2, len(EVALUATIONS))
         assert np.isfinite(read.returns).all()
         assert json.loads(path.read_text())["seeds"] == [5, 6]
-        assert of.env in plot_online.time_table([read])
+        assert of.env in time_table([read])
 
     def test_a_failed_seed_is_read_as_one(self, tmp_path, monkeypatch):
         spoil_seed(monkeypatch, agent=0, step=130, reward=math.nan)
@@ -476,10 +477,10 @@ class TestToFile:
         read = online_results.read_run(tmp_path / of.env / "sac.json")
         assert np.isnan(read.returns).tolist() == [[False, False, True, True], [False] * 4]
 
-    def test_a_place_that_cannot_be_written_is_found_before_the_run(self, tmp_path, monkeypatch):
+    def test_an_unwritable_path_is_refused_before_the_run(self, tmp_path, monkeypatch):
         monkeypatch.setattr(OnlineRun, "run", lambda *_, **__: pytest.fail("it ran"))
         (tmp_path / "file").write_text("")
-        with pytest.raises(ValueError, match="out: expected a folder to write to"):
+        with pytest.raises(ValueError, match="--out: expected a writable folder"):
             run_to_file(tmp_path / "file" / "x" / "sac.json", settings("sac"), CPU)
 
 

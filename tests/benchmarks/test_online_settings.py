@@ -1,4 +1,4 @@
-"""What an online run may be asked for, and when its result counts as there."""
+"""Settings of an online run: validation, and when its result counts as done."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_only_the_papers_preset_has_another_network_online_and_nothing_else_chan
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_who_says_what_to_do_with_rewards_is_obeyed(chosen):
+def test_normalise_rewards_can_be_overridden(chosen):
     settings = {"normalise_rewards": chosen, "width": 64}
     config = make(env="cheetah-run", algo="synther", preset="paper", generator=settings).generator_config()
     assert (config.normalise_rewards, config.width) == (chosen, 64)
@@ -97,7 +97,7 @@ def test_who_says_what_to_do_with_rewards_is_obeyed(chosen):
         ({"algo": "synther", "preset": "fast", "generator": {"widht": 8}}, "widht"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(changes, message):
+def test_invalid_settings_are_refused_with_their_name(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make(**changes)
 
@@ -118,7 +118,7 @@ def test_they_compare_as_they_come_back_from_a_file(tmp_path):
 def test_a_damaged_result_is_named_and_not_taken_for_one(tmp_path, content):
     path = tmp_path / "result.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"result.json is damaged .*; remove it first"):
+    with pytest.raises(ValueError, match=r"result.json: .*damaged"):
         is_done(path, make())
     assert path.read_bytes() == content
 
@@ -128,7 +128,7 @@ def test_a_result_of_other_settings_is_refused(tmp_path):
     assert not is_done(path, make())
     for found in (make(seeds=2).to_json(), None):
         path.write_text(json.dumps({"settings": found}))
-        with pytest.raises(ValueError, match="holds the result of other settings"):
+        with pytest.raises(ValueError, match="result has other settings"):
             is_done(path, make())
 
 
@@ -136,6 +136,6 @@ def test_settings_that_differ_are_named_one_by_one_and_absent_is_not_none():
     found = {"steps": 1, "generator": {"width": 8, "patience": None}, "gone": 0}
     wanted = {"steps": 2, "generator": {"width": 8, "patience": None, "max_seconds": None}}
     told = differences(found, wanted)
-    assert told == "steps 1, not 2, max_seconds 'absent', not None, gone 0, not 'absent'"
+    assert told == "steps: got 1, expected 2; max_seconds: got 'absent', expected None; gone: got 0, expected 'absent'"
     assert not differences(wanted, wanted)
-    assert differences(None, wanted).startswith("settings None, not {")
+    assert differences(None, wanted).startswith("settings: got None, expected {")

@@ -1,4 +1,4 @@
-"""Lanes in process, where faults can be staged, and the same streams over processes."""
+"""Episode streams in one process, with injected faults, and in worker processes."""
 
 import math
 import os
@@ -36,31 +36,31 @@ def spoil(stream, **fields):
     stream.environment.step = spoilt
 
 
-class TestLaneGroup:
-    def test_steps_are_those_of_the_lanes(self):
+class TestEnvGroup:
+    def test_steps_match_the_streams(self):
         group, streams = EnvGroup(TASK.name, SEEDS), [EpisodeStream(TASK.name, seed) for seed in SEEDS]
         assert np.array_equal(group.observations(), [stream.observation for stream in streams])
         for k in range(205):  # beyond the end of an episode
             after = group.step(actions_at(k))
             for agent, stream in enumerate(streams):
                 expected = stream.step(actions_at(k)[agent])
-                assert np.array_equal(after.following[agent], expected.observation)
+                assert np.array_equal(after.next_observations[agent], expected.observation)
                 assert np.array_equal(after.observations[agent], stream.observation)
                 assert after.rewards[agent] == np.float32(expected.reward)
                 assert after.terminated[agent] == expected.terminated
             assert after.episodes.tolist() == [stream.episode for stream in streams] == [k >= 199] * 3
-            assert np.array_equal(after.following, after.observations) == (k != 199)
+            assert np.array_equal(after.next_observations, after.observations) == (k != 199)
             assert not after.failed.any()
 
     @pytest.mark.filterwarnings("ignore:overflow encountered")
-    def test_a_reward_too_large_to_be_stored_is_no_number_either(self):
+    def test_a_reward_that_overflows_float32_is_non_finite(self):
         group = EnvGroup(TASK.name, SEEDS)
         spoil(group.streams[1], reward=1e39)
         after = group.step(actions_at(0))
         assert after.failed.tolist() == [False, True, False]
         assert np.isfinite(after.rewards).all()
 
-    def test_a_simulation_that_blows_up_fails_its_lane_alone(self):
+    def test_a_diverged_simulation_fails_its_stream_only(self):
         pytest.importorskip("dm_control")
         group = EnvGroup("cheetah-run", SEEDS)
         group.streams[1].environment._env.physics.data.qvel[:] = 1e12
@@ -70,7 +70,7 @@ class TestLaneGroup:
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("what", ["action", "reward", "observation"])
-    def test_a_lane_that_leaves_the_numbers_stands_still_and_the_others_go_on(self, what, bad):
+    def test_a_non_finite_stream_stops_and_others_continue(self, what, bad):
         group, healthy = EnvGroup(TASK.name, SEEDS), EnvGroup(TASK.name, SEEDS)
         before = actions_at(0)
         same_steps(group.step(before), healthy.step(before))
@@ -87,7 +87,7 @@ class TestLaneGroup:
                 others = np.delete(getattr(found, name), 1, 0)
                 assert np.array_equal(others, np.delete(values, 1, 0)), name
                 assert np.isfinite(getattr(found, name)).all(), name
-            for name in ("following", "observations", "rewards", "terminated"):
+            for name in ("next_observations", "observations", "rewards", "terminated"):
                 assert not getattr(found, name)[1].any(), name
             found, expected = group.step(actions_at(k)), healthy.step(actions_at(k))
         assert np.array_equal(group.streams[1].observation, stood, equal_nan=True)
@@ -106,7 +106,7 @@ class TestLaneGroup:
         assert after.failed.all()
         assert group.step(actions_at(0)).failed.all()
 
-    def test_comes_back_by_the_actions_of_the_running_episodes(self):
+    def test_replaying_actions_restores_the_streams(self):
         group, other = EnvGroup(TASK.name, SEEDS), EnvGroup(TASK.name, SEEDS)
         for k in range(230):
             after = group.step(actions_at(k))
@@ -115,14 +115,14 @@ class TestLaneGroup:
         assert np.array_equal(found, after.observations)
         same_steps(other.step(actions_at(230)), group.step(actions_at(230)))
 
-    def test_a_failed_lane_is_still_failed_after_coming_back(self):
+    def test_a_failed_stream_stays_failed_after_replay(self):
         group = EnvGroup(TASK.name, SEEDS)
         group.replay_to([0, 0, 0], [np.zeros((1, 1), np.float32)] * 3, [False, True, False])
         assert group.step(actions_at(0)).failed.tolist() == [False, True, False]
 
 
 class TestEnvironments:
-    def test_processes_do_what_one_process_does_come_back_and_end(self):
+    def test_worker_processes_match_one_process_replay_and_exit(self):
         group = EnvGroup(TASK.name, SEEDS)
         with Environments(TASK, SEEDS, workers=2) as environments:
             processes = list(environments._processes)
@@ -143,23 +143,23 @@ class TestEnvironments:
             process.join(timeout=5)
             assert not process.is_alive()
 
-    def test_a_process_that_died_between_two_steps_is_an_error_too(self):
+    def test_a_worker_that_died_between_steps_is_an_error(self):
         with Environments(TASK, SEEDS, workers=1) as environments:
             environments.observations()
             (process,) = environments._processes
             os.kill(process.pid, signal.SIGKILL)
             process.join(timeout=5)
-            with pytest.raises(WorkerDiedError, match="a process that steps environments has died"):
+            with pytest.raises(WorkerDiedError, match="worker process died"):
                 environments.begin_step(actions_at(0))
                 environments.end_step()
 
-    def test_a_process_that_dies_is_an_error_and_no_hang(self):
+    def test_a_worker_that_dies_is_an_error_and_does_not_hang(self):
         with Environments(TASK, SEEDS, workers=1) as environments:
             environments.observations()
             (process,) = environments._processes
             os.kill(process.pid, signal.SIGSTOP)  # so that it cannot have answered before it dies
             environments.begin_step(actions_at(0))
             os.kill(process.pid, signal.SIGKILL)
-            with pytest.raises(WorkerDiedError, match="a process that steps environments has died"):
+            with pytest.raises(WorkerDiedError, match="worker process died"):
                 environments.end_step()
         assert not process.is_alive()

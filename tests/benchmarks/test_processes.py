@@ -1,4 +1,4 @@
-"""Worker processes of the benchmarks, in programs of their own."""
+"""Process pools, in programs of their own."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ INTERRUPTS_THE_SERVER = """
 if __name__ == "__main__":
     worker_context()
     server = forkserver._forkserver._forkserver_pid
-    for pause in (0.0, 0.5):  # before it can have begun to import, and while it does
+    for pause in (0.0, 0.5):  # before it can have started to import, and while it does
         time.sleep(pause)
         os.kill(server, signal.SIGINT)
     with WorkerPool(1) as pool:
@@ -39,11 +39,11 @@ if __name__ == "__main__":
 """
 ORDERS_WITHOUT_END = """
 def order(_):
-    Path(f"{os.getpid()}.begun").touch()
+    Path(f"{os.getpid()}.started").touch()
     time.sleep(600)
 
-def begun():
-    return sorted(int(path.stem) for path in Path.cwd().glob("*.begun"))
+def started():
+    return sorted(int(path.stem) for path in Path.cwd().glob("*.started"))
 """
 INTERRUPTED_WHILE_WORKERS_COME_UP = """
 if __name__ == "__main__":
@@ -62,11 +62,11 @@ if __name__ == "__main__":
     try:
         with WorkerPool(2) as pool:
             orders = [pool.submit(order, bytes(1_000_000)) for _ in range(6)]  # more than a pipe holds
-            while len(begun()) < 2:
+            while len(started()) < 2:
                 time.sleep(0.01)
             for one in orders:
                 one.cancel()
-            os.kill(begun()[0], signal.SIGKILL)
+            os.kill(started()[0], signal.SIGKILL)
             orders[0].result()
     except BrokenProcessPool:
         print("broken")
@@ -116,5 +116,5 @@ def test_an_interrupt_does_not_reach_the_process_that_starts_workers(run, tmp_pa
     [(INTERRUPTED_WHILE_WORKERS_COME_UP, "interrupted\n"), (LOSES_A_WORKER_AND_ITS_ORDERS, "broken\n")],
     ids=["interrupted while workers come up", "a worker lost"],
 )
-def test_what_ends_with_an_error_does_not_wait_for_its_orders(run, tmp_path, program, said):
+def test_a_pool_that_exits_with_an_error_does_not_wait_for_its_tasks(run, tmp_path, program, said):
     assert run(ORDERS_WITHOUT_END + program, tmp_path).stdout == said

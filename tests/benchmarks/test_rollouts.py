@@ -1,4 +1,4 @@
-"""Episodes and walks as they are played, and the order in which processes hand them over."""
+"""Episodes and walks, and the order in which the process pool returns them."""
 
 from dataclasses import dataclass, field
 
@@ -55,7 +55,7 @@ class Line:
 )
 def test_how_an_episode_ends(monkeypatch, ends, rows, flags):
     monkeypatch.setattr(rollouts, "_environment", lambda task: Line(*ends))
-    found = Episodes("line", None, length=5).play(0)
+    found = Episodes("line", None, length=5).rollout(0)
     assert list(found) == KEYS
     assert found["observations"][:, 0].tolist() == list(range(rows))
     assert found["next_observations"][:, 0].tolist() == list(range(1, rows + 1))
@@ -66,8 +66,8 @@ def test_how_an_episode_ends(monkeypatch, ends, rows, flags):
 
 
 @pytest.mark.parametrize("drawn_from", ["uniform", "policy"])
-def test_an_episode_is_what_the_task_makes_of_its_actions(policy, drawn_from):
-    found = Episodes(HOPPER, policy if drawn_from == "policy" else None).play(3)
+def test_an_episode_matches_the_task(policy, drawn_from):
+    found = Episodes(HOPPER, policy if drawn_from == "policy" else None).rollout(3)
     environment = make_environment(HOPPER)
     seen = environment.reset(derive_seed(3, 0) % 2**31)
     for row, action in enumerate(found["actions"]):
@@ -79,15 +79,15 @@ def test_an_episode_is_what_the_task_makes_of_its_actions(policy, drawn_from):
 
 
 def test_actions_are_drawn_from_the_policy(policy):
-    found = Episodes(HOPPER, policy).play(3)
+    found = Episodes(HOPPER, policy).rollout(3)
     noise = np.random.default_rng(derive_seed(3, 1)).standard_normal((1_000, 3), np.float32)
     for row, action in enumerate(found["actions"]):
         np.testing.assert_array_equal(action, policy.sampled_action(found["observations"][row], noise[row]))
 
 
 def test_uniform_actions_fill_their_range():
-    player = Episodes(HOPPER, None)
-    actions = np.concatenate([player.play(seed)["actions"] for seed in range(40)])
+    source = Episodes(HOPPER, None)
+    actions = np.concatenate([source.rollout(seed)["actions"] for seed in range(40)])
     assert len(actions) > 500
     assert np.abs(actions).max() <= 1
     np.testing.assert_allclose(actions.mean(0), 0, atol=0.1)
@@ -95,14 +95,14 @@ def test_uniform_actions_fill_their_range():
 
 
 def test_an_episode_depends_on_its_seed_alone(policy):
-    player = Episodes(HOPPER, policy)
-    first, other, again = (player.play(seed) for seed in (5, 6, 5))
+    source = Episodes(HOPPER, policy)
+    first, other, again = (source.rollout(seed) for seed in (5, 6, 5))
     assert all(np.array_equal(first[key], again[key]) for key in KEYS)
     assert not np.array_equal(first["observations"][0], other["observations"][0])
 
 
 def test_a_walk_ends_with_a_timeout():
-    found = Walks("umaze", length=50).play(4)
+    found = Walks("umaze", length=50).rollout(4)
     expected = collect("umaze", 50, 4)
     expected["timeouts"][-1] = True
     assert found.keys() == expected.keys() == set(KEYS)
@@ -114,44 +114,44 @@ def test_a_walk_ends_with_a_timeout():
 
 @dataclass
 class Counting:
-    """Pieces of so many rows, by their seeds; the reward is the seed."""
+    """Rollouts whose length depends on the seed; the reward is the seed."""
 
     lengths: list
     length: int = 100
-    played: list = field(default_factory=list)
+    collected: list = field(default_factory=list)
 
-    def play(self, seed):
-        self.played.append(seed)
+    def rollout(self, seed):
+        self.collected.append(seed)
         return {"rewards": np.full(self.lengths[seed % len(self.lengths)], seed)}
 
 
 @pytest.mark.parametrize("lengths", [[100], [1], [100, 1, 30], [7]])
 @pytest.mark.parametrize("rows", [1, 99, 100, 101, 1_000])
-def test_pieces_come_in_order_until_there_are_enough(lengths, rows):
-    player = Counting(lengths)
+def test_rollouts_come_in_order_until_there_are_enough_rows(lengths, rows):
+    source = Counting(lengths)
     with RolloutPool(1) as pool:
-        pieces = list(pool.pieces(player, lambda number: 10 + number, rows))
-    assert [piece["rewards"][0] for piece in pieces] == list(range(10, 10 + len(pieces)))
-    sizes = [len(piece["rewards"]) for piece in pieces]
+        rollouts = list(pool.rollouts(source, lambda number: 10 + number, rows))
+    assert [rollout["rewards"][0] for rollout in rollouts] == list(range(10, 10 + len(rollouts)))
+    sizes = [len(rollout["rewards"]) for rollout in rollouts]
     assert sum(sizes[:-1]) < rows <= sum(sizes)
 
 
-def test_little_is_played_for_nothing():
-    player = Counting([1_000], length=1_000)
+def test_no_rollouts_are_wasted():
+    source = Counting([1_000], length=1_000)
     with RolloutPool(1) as pool:
-        pieces = list(pool.pieces(player, int, 20_500))
-    assert len(pieces) == len(player.played) == 21
+        rollouts = list(pool.rollouts(source, int, 20_500))
+    assert len(rollouts) == len(source.collected) == 21
 
 
-def test_processes_play_the_same():
-    player = Episodes("Pendulum-v1", None)
+def test_processes_give_the_same_rollouts():
+    source = Episodes("Pendulum-v1", None)
     with RolloutPool(1) as one, RolloutPool(2) as two:
-        here, there = (list(pool.pieces(player, int, 2_100)) for pool in (one, two))
+        here, there = (list(pool.rollouts(source, int, 2_100)) for pool in (one, two))
     assert len(here) == len(there) == 11
     for one_piece, other in zip(here, there, strict=True):
         assert all(np.array_equal(one_piece[key], other[key]) for key in KEYS)
 
 
-def test_what_goes_wrong_in_a_process_is_raised_here():
+def test_an_error_in_a_worker_is_raised():
     with RolloutPool(2) as pool, pytest.raises(ValueError, match="size: expected one of umaze"):
-        next(pool.pieces(Walks("tiny"), int, 1))
+        next(pool.rollouts(Walks("tiny"), int, 1))

@@ -75,7 +75,7 @@ class PlainAgent:
         log_prob = normal.log_prob(u) - torch.log(1 - u.tanh() ** 2 + 1e-12)
         return u.tanh(), log_prob.sum(-1, keepdim=True)
 
-    def update(self, rows, next_noise, left_out, policy_noise):
+    def update(self, rows, next_noise, excluded, policy_noise):
         critic_optimiser, policy_optimiser, alpha_optimiser = self.optimisers
         for k in range(len(rows)):
             observations, actions, rewards, following, terminated = rows[k].split(
@@ -83,7 +83,7 @@ class PlainAgent:
             )
             with torch.no_grad():
                 next_actions, log_prob = self.act(following, next_noise[k])
-                chosen = [n for n in range(self.critics) if left_out[k, n] == 0]
+                chosen = [n for n in range(self.critics) if excluded[k, n] == 0]
                 x = torch.cat((following, next_actions), -1)
                 smallest = torch.stack([self.targets[n](x) for n in chosen]).min(0).values
                 value = smallest - self.log_alpha.exp() * log_prob
@@ -136,10 +136,10 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
     before = learner.critic.parameters.clone()
     for block in range(3):
         rows = random_rows(agents, UPDATES, BATCH, seed=block)
-        next_noise, left_out, policy_noise = randomness(agents, critics, seed=block + 10)
-        learner.update(rows, next_noise, left_out, policy_noise)
+        next_noise, excluded, policy_noise = randomness(agents, critics, seed=block + 10)
+        learner.update(rows, next_noise, excluded, policy_noise)
         for agent, reference in enumerate(plain):
-            reference.update(rows[agent], next_noise[agent], left_out[:, agent], policy_noise[agent])
+            reference.update(rows[agent], next_noise[agent], excluded[:, agent], policy_noise[agent])
     assert not torch.equal(learner.critic.parameters, before)
     for agent, reference in enumerate(plain):
         reference.same_as(learner, agent)
@@ -147,7 +147,7 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
 
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("critics", [2, 5])
-def test_beliefs_are_those_of_a_plain_agent_and_change_nothing(critics):
+def test_value_estimates_match_a_plain_agent_and_change_nothing(critics):
     learner = stacked(2, critics)
     learner.log_alpha.parameters.copy_(torch.tensor([[0.5], [-1.0]]))
     rows, before, stream = random_rows(2, BATCH), learner.state_dict(), learner.rng.get_state()
@@ -217,7 +217,7 @@ def test_actions_follow_the_policy_and_its_seed():
     assert torch.equal(one.actions, first)
 
 
-def test_a_saved_learner_goes_on_as_if_nothing_had_happened():
+def test_a_restored_learner_continues_identically():
     one, other = stacked(2), stacked(2, seed=5)
     for learner in (one, other):
         for k in range(50):

@@ -1,10 +1,10 @@
-"""Ends of rows against the rule of their task, which is the environment's own."""
+"""Terminated flags against the rule of the task."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from offline_stand_ins import HOPPER, cell, played, write_sets
+from offline_stand_ins import HOPPER, collected_transitions, config, write_sets
 
 from synther_replay import Transitions
 from synther_replay.benchmarks.environments.terminals import has_fallen, terminal_counts
@@ -16,7 +16,7 @@ WHOLE = {"steps": 100, "evaluate_every": 100}  # calls of the learner as they ar
 
 @pytest.mark.parametrize("task", ["Hopper-v5", "Walker2d-v5"])
 def test_the_rule_is_that_of_the_environment(task):
-    rows = played(task, 600)
+    rows = collected_transitions(task, 600)
     fallen = has_fallen(task, rows.rows[:, rows.spec.next_observations])
     assert 10 < int(fallen.sum()) < len(rows) / 2
     assert torch.equal(fallen, rows.terminated)
@@ -41,12 +41,12 @@ def test_its_bounds_are_those_of_the_environment(task, column, bounds):
 @pytest.mark.parametrize("task", ["HalfCheetah-v5", "maze2d-umaze"])
 def test_tasks_that_do_not_end_have_no_rule(task):
     assert has_fallen(task, torch.zeros(3, 5)) is None
-    rows = played("Hopper-v5", 50)
+    rows = collected_transitions("Hopper-v5", 50)
     assert terminal_counts(task, rows) == {"rows": 50, "terminated": int(rows.terminated.sum())}
 
 
 def test_ends_in_other_places_are_counted():
-    rows = played("Hopper-v5", 600)
+    rows = collected_transitions("Hopper-v5", 600)
     ends = rows.terminated.nonzero()[:, 0]
     changed = rows.rows.clone()
     changed[ends[:4], rows.spec.terminated.start] = 0.0  # fallen, and goes on
@@ -58,7 +58,7 @@ def test_ends_in_other_places_are_counted():
 @pytest.mark.parametrize("data", ["synther", "mixed"])
 def test_runs_note_those_of_the_set_and_of_what_was_generated(tmp_path, data):
     source = DataSource(write_sets(tmp_path), CPU)
-    of = cell(data=data, **WHOLE)
+    of = config(data=data, **WHOLE)
     rows, about = source.rows(of)
     real, synthetic = about["terminals"]["real"], about["terminals"]["synthetic"]
     dataset = source.dataset(of)
@@ -70,4 +70,4 @@ def test_runs_note_those_of_the_set_and_of_what_was_generated(tmp_path, data):
 
 
 def test_real_rows_alone_have_nothing_to_note(tmp_path):
-    assert "terminals" not in DataSource(write_sets(tmp_path), CPU).rows(cell(**WHOLE))[1]
+    assert "terminals" not in DataSource(write_sets(tmp_path), CPU).rows(config(**WHOLE))[1]

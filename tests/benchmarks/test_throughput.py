@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_the_published_code_is_refused(tmp_path):
 def test_published_code_without_its_agent_is_refused(tmp_path):
     (tmp_path / "synther" / "diffusion").mkdir(parents=True)
     (tmp_path / "synther" / "diffusion" / "elucidated_diffusion.py").touch()
-    with pytest.raises(ValueError, match="reference: the agent needs redq"):
+    with pytest.raises(ValueError, match="reference: the agent requires redq"):
         measure(torch.device("cpu"), tmp_path)
 
 
@@ -86,11 +86,11 @@ def test_hours_of_a_published_run_are_counted_up_from_its_parts():
         ("--device", "abacus", "device: expected 'auto' or a torch device, got 'abacus'"),
         ("--reference", ".", "reference: . is not a checkout of the published SynthER code"),
         ("--corl", ".", "corl: . is not a checkout of CORL"),
-        ("--out", ".", "out: expected a file to write, got the folder ."),
-        ("--out", f"{__file__}/x.json", "out: expected a folder to write to"),
+        ("--out", ".", "--out: expected a file, got the folder ."),
+        ("--out", f"{__file__}/x.json", "--out: expected a writable folder"),
     ],
 )
-def test_throughput_refuses_at_the_door_what_cannot_work(option, value, message, monkeypatch, capsys):
+def test_throughput_refuses_invalid_arguments(option, value, message, monkeypatch, capsys):
     monkeypatch.setattr(throughput, "measure", lambda *_: pytest.fail("it measured"))
     monkeypatch.setattr(sys, "argv", ["throughput.py", option, value])
     with pytest.raises(SystemExit):

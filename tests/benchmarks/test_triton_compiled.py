@@ -14,8 +14,15 @@ from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
-kernels, triton_networks, triton_products, backends = map(
-    importlib.import_module, ("kernels", "triton_networks", "triton_products", "triton.backends.compiler")
+NETWORKS = "synther_replay.benchmarks.agents.networks"
+kernels, triton_networks, triton_matmul, backends = map(
+    importlib.import_module,
+    (
+        f"{NETWORKS}.triton_kernels",
+        f"{NETWORKS}.triton_networks",
+        f"{NETWORKS}.triton_matmul",
+        "triton.backends.compiler",
+    ),
 )
 
 HOPPER = backends.GPUTarget("cuda", 90, 32)
@@ -100,9 +107,9 @@ def test_networks_fetch_nothing_to_where_a_product_may_still_read(agents, output
         parameters, Adam(parameters[:agents], 3e-4), shape, batch_size=BATCH, target_speed=0.005
     )
     out = network.forward(torch.zeros(agents, BATCH, shape.padded_inputs))
-    network.back_to_inputs(out)
+    network.backward_to_inputs(out)
     check(launches["back"])
-    network.learn(out, torch.zeros(2), follow=True)
+    network.learn(out, torch.zeros(2), update_targets=True)
     for name in ("outputs", "back"):
         check(launches[name])
     # Both operands of the second layer's, and what several outputs need.
@@ -124,5 +131,5 @@ def test_critics_fetch_nothing_to_where_a_product_may_still_read(agents, each, l
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1024, 512, 512), (512, 512, 1024), (256, 256, 256), (24, 256, 256)])
 def test_products_fetch_nothing_to_where_they_may_still_read(m, n, k, launches):
-    triton_products.product(torch.zeros(8, m, k).half(), torch.zeros(8, k, n).half())
+    triton_matmul.product(torch.zeros(8, m, k).half(), torch.zeros(8, k, n).half())
     check(launches["product"])

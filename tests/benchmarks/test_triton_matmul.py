@@ -18,20 +18,18 @@ from synther_replay.benchmarks.agents import cql, edac
 from synther_replay.benchmarks.agents.cql import CQLSettings, StackedCQL
 from synther_replay.benchmarks.agents.edac import EDACSettings, StackedEDAC
 from synther_replay.benchmarks.agents.iql import IQLSettings, StackedIQL
-from synther_replay.benchmarks.agents.networks import critics
-from synther_replay.benchmarks.agents.networks import matmul as products
-from synther_replay.benchmarks.agents.networks import torch_networks as networks
+from synther_replay.benchmarks.agents.networks import critics, matmul, torch_networks
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
-    add_backward_of_slopes,
+    add_double_backward,
     backward,
     backward_to_inputs,
     forward,
-    initialise_as_torch,
+    initialise_like_torch,
+    layer_gradients,
     operands,
     padded,
-    slopes,
 )
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
@@ -40,8 +38,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("needs a GPU, or Triton's interpreter", allow_module_level=True)
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-triton_products = importlib.import_module("triton_products")
-product = triton_products.product
+triton_matmul = importlib.import_module("synther_replay.benchmarks.agents.networks.triton_matmul")
+product = triton_matmul.product
 STACK = 2
 
 
@@ -60,7 +58,7 @@ SIZES = [(64, 64, 64), (256, 128, 192), (40, 24, 130), (17, 1, 5), (130, 6, 256)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_operands_may_lie_across(m, n, k, normal):
+def test_operands_may_be_transposed(m, n, k, normal):
     a, b = normal(STACK, m, k).half(), normal(STACK, k, n).half()
     expected = exact(a, b)
     for left in (a, a.mT.contiguous().mT):
@@ -69,17 +67,17 @@ def test_operands_may_lie_across(m, n, k, normal):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("tile", range(len(triton_products._TILES)))
+@pytest.mark.parametrize("tile", range(len(triton_matmul._TILES)))
 @pytest.mark.parametrize(("m", "n"), [(256, 128), (150, 140)])
 def test_all_tiles_give_the_same(tile, m, n, normal, monkeypatch):
-    monkeypatch.setattr(triton_products, "_TILES", triton_products._TILES[tile:])
-    monkeypatch.setattr(triton_products, "_MULTIPROCESSORS", 1)  # the largest will do
-    a, b = normal(STACK, m, triton_products._LONG).half(), normal(STACK, triton_products._LONG, n).half()
+    monkeypatch.setattr(triton_matmul, "_TILES", triton_matmul._TILES[tile:])
+    monkeypatch.setattr(triton_matmul, "_MULTIPROCESSORS", 1)  # the largest will do
+    a, b = normal(STACK, m, triton_matmul._LONG).half(), normal(STACK, triton_matmul._LONG, n).half()
     torch.testing.assert_close(product(a, b, dtype=torch.float32), exact(a, b), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_what_follows_the_product(m, n, k, normal):
+def test_bias_relu_mask_and_factor(m, n, k, normal):
     a, b, bias = normal(STACK, m, k).half(), normal(STACK, k, n).half(), normal(STACK, 1, n).half()
     unit = normal(STACK, m, n).relu().half()
     near = {"atol": 1e-4, "rtol": 1e-3}
@@ -91,7 +89,7 @@ def test_what_follows_the_product(m, n, k, normal):
 
 
 @pytest.mark.parametrize("add", [False, True])
-def test_it_writes_where_it_is_told_and_nowhere_else(add, normal):
+def test_only_the_output_is_written(add, normal):
     shape = MlpShape(11, 1, 64, 3)
     flat = normal(STACK, shape.parameters)
     before, layers = flat.clone(), Layers.of(flat, shape)
@@ -103,14 +101,14 @@ def test_it_writes_where_it_is_told_and_nowhere_else(add, normal):
         torch.testing.assert_close(part, expected[name], atol=1e-5, rtol=1e-5)
 
 
-def test_what_halves_cannot_hold_is_put_at_their_end_and_what_is_no_number_stays_none():
+def test_values_beyond_fp16_are_clamped_and_nan_stays():
     large, wide = torch.full((1, 16, 16), 300.0, device=DEVICE).half(), torch.ones(1, 16, 16, device=DEVICE).half()
     assert product(large, 300 * wide).eq(65504).all()
     large[0, 0, 0] = torch.nan
     assert product(large, wide, relu=True)[0, 0].isnan().all()
 
 
-def test_places_without_meaning_are_refused(normal):
+def test_strided_outputs_are_refused(normal):
     a, b = normal(STACK, 16, 16).half(), normal(STACK, 16, 16).half()
     with pytest.raises(ValueError, match="side by side"):
         product(a, b, out=normal(STACK, 16, 16).mT)
@@ -121,14 +119,14 @@ def test_places_without_meaning_are_refused(normal):
 @pytest.mark.parametrize(("outputs", "layers"), [(1, 3), (6, 2), (1, 4)])
 def test_networks_compute_the_same_with_and_without_it(outputs, layers, normal, monkeypatch):
     shape = MlpShape(11, outputs, 64, layers)
-    parameters = initialise_as_torch(shape, STACK, torch.Generator().manual_seed(1)).to(DEVICE)
+    parameters = initialise_like_torch(shape, STACK, torch.Generator().manual_seed(1)).to(DEVICE)
     x = padded(normal(STACK, 80, 11), columns=shape.padded_inputs)
     rows = 80 if outputs == 1 else 48  # that it learns from may be fewer than it was asked about
-    d_y, d_slope = normal(STACK, rows, outputs) / rows, normal(STACK, 80, shape.padded_inputs) / 80
+    d_y, d_input_gradient = normal(STACK, rows, outputs) / rows, normal(STACK, 80, shape.padded_inputs) / 80
     uses = []
 
     def act(kernel):
-        monkeypatch.setattr(products, "_has_kernel", lambda a: (uses.append(kernel), kernel)[1])
+        monkeypatch.setattr(matmul, "_has_kernel", lambda a: (uses.append(kernel), kernel)[1])
         w = operands(parameters, shape, torch.half)
         y, kept = forward(w, x)
         kept = kept.first_rows(rows)
@@ -136,8 +134,8 @@ def test_networks_compute_the_same_with_and_without_it(outputs, layers, normal, 
         backward(w, kept, d_y, Layers.of(gradient, shape))
         found = [y, gradient.clone(), backward_to_inputs(w, kept, d_y)]
         if outputs == 1:
-            steps = slopes(w, kept)
-            add_backward_of_slopes(w, kept, steps, d_slope, Layers.of(gradient, shape))
+            steps = layer_gradients(w, kept)
+            add_double_backward(w, kept, steps, d_input_gradient, Layers.of(gradient, shape))
             found += [steps[-1], gradient]
         return found
 
@@ -161,11 +159,11 @@ def test_learners_learn_the_same_with_and_without_it(algo, normal, monkeypatch):
     spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (3,)), Box(-1, 1, (2,)))
     made = normal(300, spec.dim)
     made[:, spec.actions], made[:, spec.terminated] = made[:, spec.actions].tanh(), 0.0
-    for module in (critics, networks, cql, edac):
+    for module in (critics, torch_networks, cql, edac):
         monkeypatch.setattr(module, "operands", functools.partial(operands, dtype=torch.half))
 
     def learned(kernel):
-        monkeypatch.setattr(products, "_has_kernel", lambda a: kernel and a.dtype == torch.half)
+        monkeypatch.setattr(matmul, "_has_kernel", lambda a: kernel and a.dtype == torch.half)
         build, settings = LEARNERS[algo]
         learner = build(SharedRows(Transitions(spec, made), device=DEVICE), 2, settings, seed=0)
         learner.learn()

@@ -1,4 +1,4 @@
-"""Generated rows are kept in files: the same are found again, and no others are taken for them."""
+"""The cache of synthetic rows: equal keys are reused, others are not."""
 
 import os
 from dataclasses import replace
@@ -43,7 +43,7 @@ def found_by_another(kept, dataset, of=SYNTHETIC):
     return transitions.rows, about
 
 
-def test_another_process_finds_the_same_rows_and_what_was_said_of_them(sets, kept, fits):
+def test_another_process_reads_rows_and_description_from_the_cache(sets, kept, fits):
     first, said = found_by_another(kept, sets[HOPPER])
     again, said_again = found_by_another(kept, sets[HOPPER], replace(SYNTHETIC, algo="iql", seeds=5))
     assert torch.equal(first, again)
@@ -63,7 +63,7 @@ def test_another_process_finds_the_same_rows_and_what_was_said_of_them(sets, kep
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_other_rows_are_made_anew_and_kept_beside(sets, kept, fits, changes):
+def test_other_rows_are_generated_and_cached_separately(sets, kept, fits, changes):
     other = replace(SYNTHETIC, **changes)
     first, _ = found_by_another(kept, sets[HOPPER])
     found, _ = found_by_another(kept, sets[other.dataset], other)
@@ -87,23 +87,23 @@ def test_rows_of_other_real_rows_or_other_code_are_not_taken(sets, kept, fits, m
     assert len(fits) == 3
 
 
-def test_a_damaged_file_is_told_and_replaced(sets, kept, fits):
+def test_a_damaged_file_warns_and_is_replaced(sets, kept, fits):
     first, _ = found_by_another(kept, sets[HOPPER])
     (path,) = kept.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.warns(UserWarning, match=r"is truncated .*its rows are made again"):
+    with pytest.warns(UserWarning, match=r"is truncated .*generating the rows again"):
         again, _ = found_by_another(kept, sets[HOPPER])
     assert torch.equal(first, again)
     assert torch.equal(load_checkpoint(path, upsampled.KIND)["rows"], first.cpu())
     assert len(fits) == 2
 
 
-def test_a_full_disk_is_told_and_costs_only_the_file(sets, kept, fits, monkeypatch):
+def test_a_full_disk_warns_and_only_the_cache_is_lost(sets, kept, fits, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"cannot be kept .*No space left"):
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"cannot cache .*No space left"):
         patch.setattr(os, "fsync", full)
         rows, _ = found_by_another(kept, sets[HOPPER])
     assert len(rows) == 96
@@ -111,7 +111,7 @@ def test_a_full_disk_is_told_and_costs_only_the_file(sets, kept, fits, monkeypat
     assert torch.equal(found_by_another(kept, sets[HOPPER])[0], rows)
 
 
-def test_nothing_is_kept_where_no_folder_is_named(sets, fits):
+def test_nothing_is_cached_without_a_folder(sets, fits):
     rows = [found_by_another(None, sets[HOPPER])[0] for _ in range(2)]
     assert torch.equal(*rows)
     assert len(fits) == 2

@@ -1,4 +1,4 @@
-"""The controller of the mazes and the data it leaves behind."""
+"""The waypoint controller and the data it collects."""
 
 import math
 
@@ -57,7 +57,7 @@ class TestController:
         for goal in maze.open_cells:
             following = value_iteration(maze, goal)
             for cell in maze.open_cells:
-                assert controller._way(cell, goal)[0] == following[cell]
+                assert controller._path(cell, goal)[0] == following[cell]
 
     def test_waypoints_lie_on_the_free_side_of_their_cells_and_the_last_one_in_its_cell(self):
         maze = MAZES["umaze"]
@@ -93,7 +93,7 @@ class TestController:
 
     def test_a_start_in_a_wall_is_refused(self):
         controller = WaypointController(MAZES["umaze"], np.random.default_rng(0))
-        with pytest.raises(ValueError, match=r"state: expected a place in an open cell of the maze, got State\(x=2"):
+        with pytest.raises(ValueError, match=r"state: expected a position in an open cell of the maze, got State\(x=2"):
             controller.aim(State(2.0, 1.0, 0.0, 0.0), (1, 1))
 
 
@@ -182,8 +182,8 @@ class TestCollect:
             ({"size": "open"}, "size: expected one of umaze, medium, large, got 'open'"),
             ({"steps": 0}, "steps: expected at least 1, got 0"),
             ({"steps": -5}, "steps: expected at least 1, got -5"),
-            ({"noise": -0.1}, "noise: expected a deviation of at least 0, got -0.1"),
-            ({"noise": math.nan}, "noise: expected a deviation of at least 0, got nan"),
+            ({"noise": -0.1}, "noise: expected a finite standard deviation of at least 0, got -0.1"),
+            ({"noise": math.nan}, "noise: expected a finite standard deviation of at least 0, got nan"),
         ],
     )
     def test_bad_arguments_are_refused(self, arguments, message):

@@ -1,1 +1,1 @@
-"""Multi-layer perceptrons of many agents side by side, in PyTorch and as Triton kernels."""
+"""Stacked multi-layer perceptrons of many agents, in PyTorch and as Triton kernels."""

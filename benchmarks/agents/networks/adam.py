@@ -1,4 +1,4 @@
-"""Adam for the parameters of many networks at once."""
+"""Adam for the parameters of many networks at once, optionally with target networks."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Adam:
-    """Adam's moments for a matrix of parameters that it changes in place.
+    """Adam for a matrix of parameters, updated in place.
 
     Attributes:
-        parameters: What is learnt, ``(S, P)``.
-        gradient: Where a step finds its gradient.
+        parameters: Parameters, ``(S, P)``.
+        gradient: Gradient that the next step uses; written by the backward pass.
         mean: First moments.
         square: Second moments.
     """
 
     def __init__(self, parameters: Tensor, learning_rate: float) -> None:
-        """Start with empty moments."""
+        """Start with zero moments."""
         self.parameters = parameters
         self.learning_rate = learning_rate
         self.gradient, self.mean, self.square = (torch.zeros_like(parameters) for _ in range(3))
 
     def rates(self, done: Tensor, count: int) -> Tensor:
-        """Bias-corrected rates ``(count, 2)`` of the next steps after `done`, a number on the device: see `_adam`."""
+        """Bias-corrected factors ``(count, 2)`` of the next `count` steps.
+
+        Args:
+            done: Number of steps so far, a tensor on the device.
+            count: Number of steps.
+        """
         return _rates(done, count, self.learning_rate, self.parameters.dtype)
 
     def step(self, rates: Tensor) -> None:
         """Take one step."""
         _adam(self.parameters, self.gradient, self.mean, self.square, rates)
 
-    def step_and_follow(self, rates: Tensor, target: Tensor, speed: float) -> None:
-        """Take one step, and move target parameters towards the result by `speed`: one pass over memory for both."""
-        _adam_and_follow(self.parameters, self.gradient, self.mean, self.square, rates, target, speed)
+    def step_with_target(self, rates: Tensor, target: Tensor, speed: float) -> None:
+        """Take one step and move target parameters towards the result by `speed`, in one pass over memory."""
+        _adam_with_target(self.parameters, self.gradient, self.mean, self.square, rates, target, speed)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a run is continued from."""
+        """State to resume from, by name."""
         return {"parameters": self.parameters, "mean": self.mean, "square": self.square}
 
 
@@ -59,7 +64,7 @@ _adam = fused(_adam_step)
 
 
 @fused
-def _adam_and_follow(
+def _adam_with_target(
     parameters: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, rates: Tensor, target: Tensor, speed: float
 ) -> None:
     _adam_step(parameters, gradient, mean, square, rates)

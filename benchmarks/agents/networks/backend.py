@@ -1,4 +1,4 @@
-"""Chooses the implementation of networks: Triton kernels on a GPU, PyTorch operations elsewhere."""
+"""Choice of the network implementation: Triton kernels on a GPU, PyTorch operations otherwise."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from synther_replay.common.acceleration import has_triton
 def make_network(
     parameters: Tensor, adam: Adam, shape: MlpShape, *, batch_size: int, target_speed: float = 0.0
 ) -> LearningNetwork:
-    """Whichever is faster here.
+    """Build S trainable networks with the fastest available implementation.
 
     Args:
-        parameters: Of S networks, ``(S, P)``, or of those and then of as many targets, ``(2S, P)``.
-        adam: Adam of the first S rows.
-        shape: Of one network.
-        batch_size: Rows that it learns from.
-        target_speed: How far targets move towards the networks in a step that they follow.
+        parameters: Parameters of S networks, ``(S, P)``, or of S networks and then their targets, ``(2S, P)``.
+        adam: Optimiser of the first S rows.
+        shape: Shape of one network.
+        batch_size: Rows per update.
+        target_speed: Step size of the targets towards the networks.
     """
     if has_kernels(parameters.device, shape, batch_size):
         from synther_replay.benchmarks.agents.networks.triton_networks import LearningTritonNetwork
@@ -37,7 +37,7 @@ def make_network(
 
 
 def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
-    """What networks ``(M, P)`` put out for some columns of rows ``(M, R, dim)``; no gradient is needed."""
+    """Outputs of networks ``(M, P)`` for some columns of rows ``(M, R, dim)``, without gradients."""
     if has_kernels(parameters.device, shape, rows.shape[1]):
         from synther_replay.benchmarks.agents.networks.triton_networks import policy_outputs
 
@@ -46,7 +46,7 @@ def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slic
 
 
 def has_kernels(device: torch.device, shape: MlpShape, batch_size: int) -> bool:
-    """Whether `triton_networks` can be used; a CPU build of PyTorch has no Triton to import it with."""
+    """Whether `triton_networks` can be used; it is imported lazily, because CPU builds of PyTorch have no Triton."""
     if not uses_fp16(device) or not has_triton():
         return False
     from synther_replay.benchmarks.agents.networks.triton_networks import fits

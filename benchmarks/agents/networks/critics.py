@@ -1,4 +1,4 @@
-"""Critics of all agents and their updates, as PyTorch operations everywhere and as few kernels on a GPU."""
+"""Critics of all agents: interface, inputs, TD-error gradient, and the PyTorch implementation of an update."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ from synther_replay.common.acceleration import fused
 
 
 class Critics(Protocol):
-    """What updates the critics.
+    """Critics of all agents with their targets.
 
     Attributes:
-        first: The first critic of each agent, as they are now.
+        first: The first critic of each agent.
     """
 
     first: Network
 
     def update(
-        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+        self, inputs: Tensor, bellman: Tensor, excluded: Tensor, rates: Tensor, *, update_targets: bool = True
     ) -> Tensor:
         """Make one update: forward, backward, Adam, targets.
 
         Args:
-            inputs: What critics are asked about, then what their targets are; ``(2, M, B, columns)``. In most
-                algorithms states with actions, then next states with next actions.
-            bellman: What the smallest value of the targets is multiplied with, and what is added, ``(2, M, B)``.
-            left_out: Infinite for the target critics that are not asked, else 0; ``(M, N)``.
-            rates: Of Adam, ``(2,)``.
-            follow: Whether the targets move towards the critics.
+            inputs: Inputs of the critics, then of their targets, ``(2, M, B, columns)``: in most algorithms states
+                with actions, then next states with next actions.
+            bellman: Factor and offset of the Bellman target, ``(2, M, B)``; the factor multiplies the minimum over
+                the target critics.
+            excluded: Infinity for target critics that are not used, else 0; ``(M, N)``.
+            rates: Factors of Adam, ``(2,)``; see `Adam.rates`.
+            update_targets: Whether the targets are updated.
 
         Returns:
-            What the targets said before that, ``(M, N, B)``, valid until the next update.
+            Values of the target critics before the update, ``(M, N, B)``; valid until the next update.
         """
 
     def refresh(self) -> None:
-        """Follow parameters that were changed from outside."""
+        """Update internal copies after the parameters were changed from outside."""
 
 
 def make_critics(
     values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, batch_size: int, target_speed: float
 ) -> Critics:
-    """Whichever is faster here."""
+    """Build critics with the fastest available implementation; see `TorchCritics` for the arguments."""
     if has_kernels(values.device, shape, batch_size):
         from synther_replay.benchmarks.agents.networks.triton_networks import TritonCritics
 
@@ -56,8 +57,8 @@ def make_critics(
 
 
 @fused
-def inputs_of_each(observations: Tensor, actions: Tensor, critics: int, columns: int) -> Tensor:
-    """The same inputs for each critic of an agent, ``(M * N, B, columns)``."""
+def repeated_inputs(observations: Tensor, actions: Tensor, critics: int, columns: int) -> Tensor:
+    """Inputs of one batch, repeated for each critic of an agent, ``(M * N, B, columns)``."""
     inputs = padded(observations, actions, columns=columns)
     return inputs.unsqueeze(1).expand(-1, critics, -1, -1).flatten(0, 1).contiguous()
 
@@ -71,34 +72,34 @@ def critic_inputs(rows: Tensor, next_actions: Tensor, observation_dim: int, colu
     return torch.stack((now, then)).permute(2, 0, 1, 3, 4).contiguous()
 
 
-def for_each(inputs: Tensor, critics: int) -> Tensor:
-    """Inputs ``(2, M, B, columns)`` of critics and targets for each of an agent, ``(2 * M * N, B, columns)``."""
+def repeat_for_critics(inputs: Tensor, critics: int) -> Tensor:
+    """Repeat inputs ``(2, M, B, columns)`` of critics and targets for each critic, ``(2 * M * N, B, columns)``."""
     return inputs.unsqueeze(2).expand(-1, -1, critics, -1, -1).flatten(0, 2)
 
 
 @fused
-def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, left_out: Tensor) -> Tensor:
-    """Of the mean squared distance of values ``(M, N, B)`` from their targets, by each of them."""
-    target = bellman[0] * (next_q + left_out.unsqueeze(-1)).amin(1) + bellman[1]
+def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor) -> Tensor:
+    """Gradient of the mean squared TD error by the values ``(M, N, B)``."""
+    target = bellman[0] * (next_q + excluded.unsqueeze(-1)).amin(1) + bellman[1]
     return (q - target.unsqueeze(1)) * (2 / q.shape[2])
 
 
 class TorchCritics:
-    """Critics of all agents with their targets.
+    """Critics of all agents with their targets, as PyTorch operations.
 
     Args:
-        values: Parameters of S critics, then of their targets, ``(2S, P)``; those of one agent lie side by side.
-        adam: Adam of the first S rows.
-        shape: Of one critic.
-        critics: N, per agent.
-        target_speed: How far the targets move towards the critics in an update.
+        values: Parameters of S critics, then of their targets, ``(2S, P)``; critics of one agent are adjacent.
+        adam: Optimiser of the first S rows.
+        shape: Shape of one critic.
+        critics: N, the number of critics per agent.
+        target_speed: Step size of the targets towards the critics.
 
     Attributes:
         first: The first critic of each agent.
     """
 
     def __init__(self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, target_speed: float) -> None:
-        """Cut the gradient into layers."""
+        """Create views of the gradient by layer."""
         self.adam, self.critics, self.target_speed = adam, critics, target_speed
         self.stack = len(values) // 2
         self.values, self.target = values, values[self.stack :]
@@ -106,20 +107,20 @@ class TorchCritics:
         self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
 
     def refresh(self) -> None:
-        """There is no copy to bring up to date."""
+        """Nothing to do: there are no internal copies."""
 
     def update(
-        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+        self, inputs: Tensor, bellman: Tensor, excluded: Tensor, rates: Tensor, *, update_targets: bool = True
     ) -> Tensor:
         """See `Critics`."""
         _, agents, batch, _ = inputs.shape
         both = operands(self.values, self._shape)
-        q, kept = forward(both, for_each(inputs, self.critics))
+        q, kept = forward(both, repeat_for_critics(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
-        d_q = error_gradient(value, next_value, bellman, left_out).view(self.stack, batch, 1)
+        d_q = error_gradient(value, next_value, bellman, excluded).view(self.stack, batch, 1)
         backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
-        if follow:
-            self.adam.step_and_follow(rates, self.target, self.target_speed)
+        if update_targets:
+            self.adam.step_with_target(rates, self.target, self.target_speed)
         else:
             self.adam.step(rates)
         return next_value

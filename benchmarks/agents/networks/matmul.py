@@ -1,7 +1,7 @@
-"""Products of many networks' layers with what follows them: PyTorch operations everywhere, one kernel each on a GPU.
+"""Batched matrix products with fused bias, relu or mask: PyTorch operations, or one Triton kernel each on a GPU.
 
-Operands ``(S, m, k)`` and ``(S, k, n)`` are floats or halves. What the next product takes is of their type; what is
-learnt by, or put out, is in floats.
+Operands ``(S, m, k)`` and ``(S, k, n)`` are fp32 or fp16. Activations and their gradients have the same type; outputs
+and parameter gradients are fp32.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _LARGEST_HALF = 65504.0
 
 
 def choose_precision(device: torch.device, *, precise: bool = False) -> None:
-    """Say how this process multiplies on a GPU: networks as halves and all else as TF32 or, precisely, all in full."""
+    """Set the precision of this process on a GPU: fp16 networks and TF32 otherwise, or fp32 throughout if `precise`."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if precise else "high")
 
 
 def uses_fp16(device: torch.device) -> bool:
-    """Whether networks there are multiplied as halves: on a GPU, unless PyTorch is to multiply floats in full."""
+    """Whether networks use fp16 products: on a GPU, unless `choose_precision` was called with `precise`."""
     return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
 
 
 def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this type; what is beyond the range of halves is put at its end."""
+    """Convert to a type; values beyond the range of fp16 are clamped to it."""
     return x.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(dtype) if dtype == torch.half != x.dtype else x.to(dtype)
 
 
 @fused
 def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
-    """``factor * x`` in this type."""
+    """``factor * x``, converted to a type."""
     return as_type(x * factor, dtype)
 
 
@@ -49,7 +49,7 @@ def linear_relu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def relu_mask(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
-    """``a @ b`` where `unit`, what a relu put out, is above 0, and 0 elsewhere."""
+    """``a @ b`` where `unit`, the output of a relu, is above 0, and 0 elsewhere."""
     if kernel := _kernel_for(a):
         return kernel(a, b, unit=unit)
     if a.dtype == torch.half:
@@ -59,13 +59,13 @@ def relu_mask(a: Tensor, b: Tensor, unit: Tensor) -> Tensor:
 
 @fused
 def outer_relu_mask(column: Tensor, row: Tensor, unit: Tensor) -> Tensor:
-    """The same for ``k = 1``, which is no work for a product."""
+    """`relu_mask` for ``k = 1``, as an elementwise product."""
     wide = column.float() if column.dtype == torch.half else column
     return as_type(torch.where(unit > 0, wide * row, 0.0), unit.dtype)
 
 
 def matmul_fp32(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: float = 1.0) -> Tensor:
-    """``factor * a @ b + bias``."""
+    """``factor * a @ b + bias`` in fp32."""
     if kernel := _kernel_for(a):
         return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
     if a.dtype == torch.half:
@@ -77,7 +77,7 @@ def matmul_fp32(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: flo
 
 
 def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
-    """Write ``factor * a @ b`` to floats, or add it to them."""
+    """Write ``factor * a @ b`` to `out` in fp32, or add it."""
     if kernel := _kernel_for(a):
         kernel(a, b, factor=factor, out=out, add=add)
     elif add:
@@ -90,18 +90,16 @@ def write_product(a: Tensor, b: Tensor, factor: float, out: Tensor, *, add: bool
 
 @fused
 def write_sum(d: Tensor, factor: float, out: Tensor, *, add: bool = False) -> None:
-    """Write ``factor`` times the sum over rows of `d` ``(S, m, n)`` to floats ``(S, 1, n)``, or add it to them."""
+    """Write ``factor`` times the sum over rows of `d` ``(S, m, n)`` to `out` ``(S, 1, n)`` in fp32, or add it."""
     total = d.sum(1, keepdim=True, dtype=out.dtype) * factor
     out.copy_(out + total if add else total)
 
 
 def _kernel_for(a: Tensor) -> Callable[..., Tensor] | None:
-    """The kernel for such operands, if there is one; floats are left to the library."""
+    """The Triton kernel for fp16 operands on a GPU; None for others, which PyTorch multiplies."""
     if not _has_kernel(a):
         return None
-    from synther_replay.benchmarks.agents.networks.triton_matmul import (
-        product,  # which cannot be imported where there is no Triton
-    )
+    from synther_replay.benchmarks.agents.networks.triton_matmul import product  # lazy: needs Triton
 
     return product
 

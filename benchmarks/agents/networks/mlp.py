@@ -1,16 +1,15 @@
-"""Multi-layer perceptrons of many learners side by side, with their gradients written out, and Adam.
+"""Stacked multi-layer perceptrons with explicit forward and backward passes.
 
-    h1 = relu(x @ w1)              the bias is the row of w1 that meets the column of ones in x
-    h2 = relu(h1 @ w2 + b2)        and so on for further hidden layers
+    h1 = relu(x @ w1)              the bias is the row of w1 that multiplies the column of ones in x
+    h2 = relu(h1 @ w2 + b2)        likewise for further hidden layers
     y  = h2 @ w3 + b3
 
-All parameters of a network lie in one row of a matrix ``(S, P)``, so that Adam and target networks are one operation
-on that matrix. Each product below is one kernel for all S networks; with automatic differentiation there would be
-three times as many, and at these sizes a kernel costs its launch.
+All parameters of a network are one row of a matrix ``(S, P)``, so that Adam and target updates are one operation on
+that matrix. Each matrix product is one kernel for all S networks. Automatic differentiation would launch three times as
+many kernels, and at these sizes the time is that of the launches.
 
-On a GPU products may take halves, see `operands`: what is kept of a forward pass and gradients of hidden layers are
-halves then, these scaled so that they are of a row by itself and not of one in a batch; outputs and gradients of
-parameters and inputs stay floats.
+On a GPU, operands of products may be fp16, see `operands`. Activations and gradients of hidden layers are fp16 then;
+these gradients are scaled by the batch size, to stay in range. Outputs and gradients of parameters and inputs are fp32.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from synther_replay.benchmarks.agents.networks.matmul import (
 )
 from synther_replay.common.acceleration import fused
 
-_ALIGN = 4  # tensor cores want float32 rows to start at multiples of 16 bytes
-_LINE = 64  # numbers in a cache line of halves: networks that begin with a line are read in the widest pieces
+_ALIGN = 4  # tensor cores need fp32 rows aligned to 16 bytes
+_LINE = 64  # fp16 numbers per 128-byte cache line; networks start at a line, for the widest loads
 
 
 def _aligned(size: int, to: int = _ALIGN) -> int:
@@ -45,7 +44,7 @@ def _aligned(size: int, to: int = _ALIGN) -> int:
 
 @dataclass(frozen=True)
 class MlpShape:
-    """Sizes of one network."""
+    """Shape of one network."""
 
     inputs: int
     outputs: int
@@ -54,11 +53,11 @@ class MlpShape:
 
     @property
     def padded_inputs(self) -> int:
-        """Columns of x: the inputs, a one, zeros."""
+        """Columns of x: the inputs, a column of ones, and zeros for alignment."""
         return _aligned(self.inputs + 1)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Shape of each entry of `Layers` for one network."""
+        """Shape of each weight and bias of one network, by name."""
         last, hidden = self.hidden_layers + 1, range(2, self.hidden_layers + 1)
         return {
             "w1": (self.padded_inputs, self.hidden),
@@ -69,13 +68,13 @@ class MlpShape:
         }
 
     def starts(self) -> dict[str, int]:
-        """Column of the parameter matrix at which each entry begins."""
+        """First column of each weight and bias in the parameter matrix, by name."""
         lengths = [math.prod(size) for size in self.sizes().values()]
         return dict(zip(self.sizes(), itertools.accumulate(lengths, initial=0), strict=False))
 
     @property
     def parameters(self) -> int:
-        """Columns of the parameter matrix; the last few may be padding."""
+        """Columns of the parameter matrix, including padding at the end."""
         return _aligned(sum(math.prod(size) for size in self.sizes().values()), _LINE)
 
 
@@ -84,7 +83,7 @@ class Layers(dict[str, Tensor]):
 
     @classmethod
     def of(cls, flat: Tensor, shape: MlpShape) -> Layers:
-        """Cut the matrix into views ``(S, *size)``."""
+        """Views ``(S, *size)`` of the matrix."""
         starts = shape.starts()
         return cls(
             (name, flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size))
@@ -92,24 +91,23 @@ class Layers(dict[str, Tensor]):
         )
 
     def first(self, count: int) -> Layers:
-        """Those of the first networks only."""
+        """Views of the first `count` networks."""
         return Layers((name, part[:count]) for name, part in self.items())
 
     @property
     def last(self) -> int:
-        """Number of the layer that puts out."""
+        """Number of the output layer."""
         return (len(self) + 1) // 2
 
 
 def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = None) -> Layers:
-    """Layers of parameters ``(S, P)`` as products take them: to be made anew when the parameters have changed.
+    """Layers of parameters ``(S, P)`` in the type of the matrix products; a copy if that type is fp16.
 
     Args:
-        parameters: Of the networks.
-        shape: Of one network.
-        dtype: Of all but the last bias, which is added to what stays float; None for halves where `uses_fp16`
-            says so, which tensor cores multiply twice as fast as floats and with the same mantissa, and floats
-            elsewhere.
+        parameters: Parameters of the networks.
+        shape: Shape of one network.
+        dtype: Type of all but the last bias, which is added to fp32 outputs. None: fp16 if `uses_fp16`, else the type
+            of the parameters. Tensor cores multiply fp16 twice as fast as TF32, with the same mantissa.
     """
     layers = Layers.of(parameters, shape)
     dtype = dtype or (torch.half if uses_fp16(parameters.device) else parameters.dtype)
@@ -120,17 +118,17 @@ def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = No
 
 
 class Activations(NamedTuple):
-    """What `forward` keeps for `backward`: inputs, and each hidden layer."""
+    """Inputs and hidden layers, which `forward` keeps for `backward`."""
 
     x: Tensor
     hidden: tuple[Tensor, ...]
 
     def first(self, count: int) -> Activations:
-        """Those of the first networks only."""
+        """Activations of the first `count` networks."""
         return Activations(self.x[:count], tuple(part[:count] for part in self.hidden))
 
     def first_rows(self, count: int) -> Activations:
-        """Those of the first rows of the batch only."""
+        """Activations of the first `count` rows of the batch."""
         return Activations(self.x[:, :count], tuple(part[:, :count] for part in self.hidden))
 
 
@@ -145,7 +143,7 @@ def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
     return flat
 
 
-def initialise_as_torch(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
+def initialise_like_torch(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
     """Weights and biases as `torch.nn.Linear` draws them; ``(S, P)`` on the CPU."""
     flat = torch.zeros(stack, shape.parameters)
     layers = Layers.of(flat, shape)
@@ -157,7 +155,7 @@ def initialise_as_torch(shape: MlpShape, stack: int, rng: torch.Generator) -> Te
 
 
 def padded(*parts: Tensor, columns: int) -> Tensor:
-    """Inputs of a network: the parts ``(..., n)`` side by side, a one, and zeros up to `columns`."""
+    """Network inputs: the parts ``(..., n)`` concatenated, a one, and zeros up to `columns`."""
     lead = parts[0].shape[:-1]
     used = sum(part.shape[-1] for part in parts)
     one, zeros = parts[0].new_ones(*lead, 1), parts[0].new_zeros(*lead, columns - used - 1)
@@ -168,7 +166,7 @@ fused_padded = fused(padded)
 
 
 def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
-    """Inputs ``(S, B, padded_inputs)`` to outputs ``(S, B, outputs)``, and what `backward` needs."""
+    """Outputs ``(S, B, outputs)`` for inputs ``(S, B, padded_inputs)``, and the activations for `backward`."""
     if x.dtype != (dtype := w["w1"].dtype):
         x = scaled(x, 1.0, dtype)
     hidden = [linear_relu(x, w["w1"])]
@@ -178,7 +176,7 @@ def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
 
 
 def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers) -> None:
-    """Write the gradient of all parameters, given that of the outputs ``(S, B, outputs)``."""
+    """Write the gradient by all parameters, given that by the outputs ``(S, B, outputs)``."""
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         below = kept.hidden[k - 2]
@@ -189,43 +187,44 @@ def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers) -> Non
 
 
 def backward_to_inputs(w: Layers, kept: Activations, d_y: Tensor) -> Tensor:
-    """The gradient of the inputs, ``(S, B, padded_inputs)``; the parameters are taken as fixed."""
+    """Gradient by the inputs, ``(S, B, padded_inputs)``, given that by the outputs."""
     d, scale = _scaled(d_y, w)
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
     return matmul_fp32(d, w["w1"].mT, factor=1 / scale)
 
 
-def slopes(w: Layers, kept: Activations) -> list[Tensor]:
-    """How outputs (one per network) change with each hidden layer, the last first, and with the inputs at the end.
+def layer_gradients(w: Layers, kept: Activations) -> list[Tensor]:
+    """Gradients of a single output by each hidden layer before its relu, last layer first, and by the inputs.
 
-    Before the hidden layers' relu, that is: ``(S, B, hidden)`` each, then ``(S, B, padded_inputs)`` in floats.
+    Returns:
+        ``(S, B, hidden)`` for each hidden layer, then ``(S, B, padded_inputs)`` in fp32.
     """
     found = []
-    d = torch.ones_like(kept.x[..., :1])  # in the type of the products
+    d = torch.ones_like(kept.x[..., :1])  # in the type of the matrix products
     for k in range(w.last, 1, -1):
         d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
         found.append(d)
     return [*found, matmul_fp32(d, w["w1"].mT)]
 
 
-def add_backward_of_slopes(
-    w: Layers, kept: Activations, found: list[Tensor], d_slope: Tensor, gradient: Layers
+def add_double_backward(
+    w: Layers, kept: Activations, found: list[Tensor], d_input_gradient: Tensor, gradient: Layers
 ) -> None:
-    """Add the gradient of all weights that the slope of the inputs depends on, given that of the slope.
+    """Add the gradient by all weights of a loss on the input gradients (double backward).
 
-    Where relu is open or closed does not change with a small step, so the slope is a product of weights: the way back
-    through it leads forward through the network.
+    The second derivative of relu is zero, so the input gradient is a product of masked weights, and the backward pass
+    through it is a forward pass through the network.
 
     Args:
-        w: The weights.
-        kept: By `forward`.
-        found: By `slopes`.
-        d_slope: Gradient of the last of them, ``(S, B, padded_inputs)``.
-        gradient: To be added to.
+        w: Weights.
+        kept: Activations of `forward`.
+        found: Result of `layer_gradients`.
+        d_input_gradient: Gradient of the loss by the last entry of `found`, ``(S, B, padded_inputs)``.
+        gradient: Gradient to add to.
     """
-    by_layer = found[-2::-1]  # of the first hidden layer, the second, ...
-    d, scale = _scaled(d_slope, w)
+    by_layer = found[-2::-1]  # first hidden layer first
+    d, scale = _scaled(d_input_gradient, w)
     write_product(d.mT, by_layer[0], 1 / scale, gradient["w1"], add=True)
     for k in range(2, w.last + 1):
         d = relu_mask(d, w[f"w{k - 1}"], kept.hidden[k - 2])
@@ -236,7 +235,7 @@ def add_backward_of_slopes(
 
 
 def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
-    """Gradients of outputs in the type of the products, and what they are multiplied with to fit its range."""
+    """Output gradients in the type of the matrix products, and the factor they were scaled by."""
     if (dtype := w["w1"].dtype) == d_y.dtype:
         return d_y, 1
     scale = d_y.shape[1]
@@ -244,7 +243,7 @@ def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:
-    """Gradient before the hidden layer `below`, given that after the product of it with `weight`."""
+    """Gradient by the hidden layer `below` before its relu, given that by ``below @ weight``."""
     if d.shape[-1] == 1:
         return outer_relu_mask(d, weight.mT, below)
     return relu_mask(d, weight.mT, below)

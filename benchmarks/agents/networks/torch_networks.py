@@ -1,4 +1,4 @@
-"""Networks of all agents side by side, as PyTorch operations, and the interface they share with the kernels."""
+"""Interface of stacked networks, and their implementation by PyTorch operations."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ class Network(Protocol):
     """S networks."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs ``(S, R, outputs)`` for inputs ``(S, R, columns)``, as `stacked.padded` makes them."""
+        """Outputs ``(S, R, outputs)`` for inputs ``(S, R, columns)`` of `mlp.padded`."""
 
-    def back_to_inputs(self, d_out: Tensor) -> Tensor:
-        """Gradient of the inputs ``(S, B, columns)``, the parameters being fixed.
+    def backward_to_inputs(self, d_out: Tensor) -> Tensor:
+        """Gradient by the inputs, ``(S, B, columns)``.
 
         Args:
-            d_out: Gradient of the outputs that `forward` gave last for its first rows, ``(S, B, outputs)``.
+            d_out: Gradient by the outputs of the last `forward`, for its first B rows, ``(S, B, outputs)``.
         """
 
 
 class LearningNetwork(Network, Protocol):
-    """S networks that learn."""
+    """S trainable networks."""
 
-    def learn(self, d_out: Tensor, rates: Tensor, *, follow: bool = False) -> None:
+    def learn(self, d_out: Tensor, rates: Tensor, *, update_targets: bool = False) -> None:
         """One step of Adam.
 
         Args:
-            d_out: Gradient of the outputs that `forward` gave last for its first rows, ``(S, B, outputs)``.
-            rates: Of Adam, ``(2,)``.
-            follow: Whether targets move towards the networks.
+            d_out: Gradient by the outputs of the last `forward`, for its first B rows, ``(S, B, outputs)``.
+            rates: Factors of Adam, ``(2,)``; see `Adam.rates`.
+            update_targets: Whether the targets are updated.
         """
 
     def refresh(self) -> None:
-        """Follow parameters that were changed from outside."""
+        """Update internal copies after the parameters were changed from outside."""
 
 
 class TorchNetwork:
-    """See `Network`.
+    """PyTorch implementation of `Network`.
 
     Args:
-        parameters: Of the networks, ``(S, P)``.
-        shape: Of one network.
+        parameters: Parameters of the networks, ``(S, P)``.
+        shape: Shape of one network.
     """
 
     def __init__(self, parameters: Tensor, shape: MlpShape) -> None:
-        """There is nothing to keep before `forward`."""
+        """No activations before `forward`."""
         self._parameters, self._shape = parameters, shape
         self._layers, self._kept = Layers(), Activations(parameters, ())
 
@@ -67,32 +67,32 @@ class TorchNetwork:
         out, self._kept = forward(self._layers, inputs)
         return out
 
-    def back_to_inputs(self, d_out: Tensor) -> Tensor:
+    def backward_to_inputs(self, d_out: Tensor) -> Tensor:
         """See `Network`."""
         return backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
 
     def _kept_of(self, d_out: Tensor) -> Activations:
-        assert self._kept.hidden, "there is no way back before forward"
+        assert self._kept.hidden, "call forward() before a backward pass"
         return self._kept.first_rows(d_out.shape[1])
 
 
 class LearningTorchNetwork(TorchNetwork):
-    """See `LearningNetwork`, and for the arguments `make_network`."""
+    """PyTorch implementation of `LearningNetwork`; see `backend.make_network` for the arguments."""
 
     def __init__(self, parameters: Tensor, adam: Adam, shape: MlpShape, *, target_speed: float = 0.0) -> None:
-        """Cut the gradient into layers, too."""
+        """Create views of the gradient by layer."""
         super().__init__(adam.parameters, shape)
         self.adam, self.target_speed = adam, target_speed
         self.target = parameters[len(adam.parameters) :]
         self._gradient = Layers.of(adam.gradient, shape)
 
     def refresh(self) -> None:
-        """There is no copy to bring up to date."""
+        """Nothing to do: there are no internal copies."""
 
-    def learn(self, d_out: Tensor, rates: Tensor, *, follow: bool = False) -> None:
+    def learn(self, d_out: Tensor, rates: Tensor, *, update_targets: bool = False) -> None:
         """See `LearningNetwork`."""
         backward(self._layers, self._kept_of(d_out), d_out, self._gradient)
-        if follow:
-            self.adam.step_and_follow(rates, self.target, self.target_speed)
+        if update_targets:
+            self.adam.step_with_target(rates, self.target, self.target_speed)
         else:
             self.adam.step(rates)

@@ -1,24 +1,22 @@
-"""The learners' inner loops as Triton kernels, each for the networks of all agents; `triton_networks` launches them.
+"""Triton kernels of the learners' updates, each for the networks of all agents; launched by `triton_networks`.
 
-A critic update is the same as that of `critics.TorchCritics`, product for product, with three launches instead of some
-twenty:
+A critic update computes the same as `critics.TorchCritics`, with three kernels instead of about twenty:
 
-1. `values`: both hidden layers and the value of every critic and target, a tile of the batch at a time; the first
-   hidden layer is made in strips that are used up at once by the second.
-2. `errors`: distance from the Bellman target, and its gradient back through the second layer.
-3. `learn`: the gradient of each tile of weights, with Adam and the target network applied to the tile right there,
-   so that no gradient is ever written.
+1. `values`: both hidden layers and the value of every critic and target, by tiles of the batch. The first hidden layer
+   is computed in strips that the second one consumes at once.
+2. `errors`: TD errors, and their gradient through the second layer.
+3. `learn`: the gradient of each weight tile, with Adam and the target update applied to the tile at once, so that
+   gradients are never written to memory.
 
-Other networks learn by a gradient that is given: `outputs` instead of the first, `back` instead of the second. Networks
-that these do not fit, with other numbers of hidden layers or wider ones, are left to `product`, a layer at a time.
+Other networks get the gradient of their outputs from outside: `outputs` replaces the first kernel and `back` the
+second. Networks with other numbers of hidden layers, or wider ones, use `product`, one layer at a time.
 
-Tiles of one network follow each other in a grid, so that what they share is still in the cache.
+Tiles of one network are adjacent in the grid, so that shared data stay in the cache.
 
-Matrix products take half-precision operands and add up in single precision: a half has the mantissa of the TF32 in
-which PyTorch multiplies floats on such a GPU, in half the bytes, and can be read across or down. Its range is smaller,
-so gradients are scaled, and what is beyond its end counts as if it were there: an error of a critic beyond some
-4,000 / |w3|, say, which a run has only after it has diverged. Parameters, moments, targets, values and errors stay in
-single precision.
+Matrix products have fp16 operands and fp32 accumulators. fp16 has the same mantissa as TF32, which PyTorch uses for
+fp32 products on these GPUs, and half the size. Its range is smaller, so gradients are scaled, and values beyond the
+range are clamped: for example a TD error beyond about 4,000 / |w3|, which occurs only after a run has diverged.
+Parameters, moments, targets, values and errors are fp32.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LARGEST = tl.constexpr(65504.0)  # half
+_LARGEST = tl.constexpr(65504.0)  # of fp16
 
 
 @triton.jit
@@ -35,8 +33,8 @@ def _relu(x):
 
 
 @triton.jit
-def _half(x):
-    """As a half, at the end of the range where it is beyond; what is no number stays none."""
+def _fp16(x):
+    """Convert to fp16; values beyond its range are clamped, NaN stays NaN."""
     low = tl.maximum(x, -_LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(low, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
 
@@ -49,7 +47,7 @@ def product(
     U_M: tl.constexpr, BIAS_S: tl.constexpr, FACTOR: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr,
     MASKED: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A product of halves for each network, with what follows it; `triton_products.product` says what that can be."""
+    """Matrix product of fp16 operands for each network; see `triton_matmul.product` for bias, relu and mask."""
     tile, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     across: tl.constexpr = (N + BN - 1) // BN
     m, n, k = (tile // across) * BM + tl.arange(0, BM), (tile % across) * BN + tl.arange(0, BN), tl.arange(0, BK)
@@ -79,13 +77,13 @@ def product(
     if ADD:
         total += tl.load(place, mask=inside, other=0.0)
     if out.dtype.element_ty == tl.float16:
-        total = _half(total)
+        total = _fp16(total)
     tl.store(place, total, mask=inside)
 
 
 @triton.jit
 def _value(
-    inputs, parameters, halves, h1, h2, q, network, tile, learning,
+    inputs, parameters, fp16, h1, h2, q, network, tile, learning,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
@@ -95,80 +93,80 @@ def _value(
     b = tile * BM + tl.arange(0, BM)
     c, j, k = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK)
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = _half(x)
+    x = _fp16(x)
     kept = (network % S) * B * H + b[:, None] * H
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
-        w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
-        strip = _half(_relu(tl.dot(x, w1)))
+        w1 = tl.load(fp16 + row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
+        strip = _fp16(_relu(tl.dot(x, w1)))
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
-        w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
+        w2 = tl.load(fp16 + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
     hidden = _relu(acc + tl.load(parameters + row + B2 + j)[None, :])
-    tl.store(h2 + kept + j[None, :], _half(hidden), mask=learning)
+    tl.store(h2 + kept + j[None, :], _fp16(hidden), mask=learning)
     value = tl.sum(hidden * tl.load(parameters + row + W3 + j)[None, :], 1) + tl.load(parameters + row + B3)
     tl.store(q + network * B + b, value)
 
 
-@triton.jit(do_not_specialize=["left_out"])
+@triton.jit(do_not_specialize=["excluded"])
 def values(
-    inputs, parameters, halves, left_out, h1, h2, q,
+    inputs, parameters, fp16, excluded, h1, h2, q,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Values of S critics and of their targets, N to an agent, and the critics' hidden layers."""
+    """Values of S critics and of their targets, N per agent, and the critics' hidden layers."""
     tile, network = tl.program_id(0), tl.program_id(1)
-    learning = network < S  # else it is a target
-    # Of a target that is not asked, `errors` adds infinity to whatever value lies there.
-    asked = tl.load(left_out + network % S) == 0.0
-    if learning | asked:
+    learning = network < S  # otherwise a target
+    # Targets that are not used are skipped: `errors` adds infinity to their old values.
+    used = tl.load(excluded + network % S) == 0.0
+    if learning | used:
         _value(
-            inputs, parameters, halves, h1, h2, q, network, tile, learning, W2, W3, B2, B3, P, S, N, B, C, CP, H, BM, BK
+            inputs, parameters, fp16, h1, h2, q, network, tile, learning, W2, W3, B2, B3, P, S, N, B, C, CP, H, BM, BK
         )  # fmt: skip
 
 
 @triton.jit
 def outputs(
-    rows, parameters, halves, out, h1, h2,
+    rows, parameters, fp16, out, h1, h2,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     R: tl.constexpr, AGENT: tl.constexpr, D: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
     A: tl.constexpr, AP: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """What networks put out, and the hidden layers of the first `KEEP` rows.
+    """Outputs of networks, and the hidden layers of the first `KEEP` rows.
 
-    Rows are `D` numbers apart, of which the first `C` are inputs; those of networks are `AGENT` numbers apart.
+    The stride of rows is `D`, their first `C` columns are inputs; the stride between networks is `AGENT`.
     """
     tile, network = tl.program_id(0), tl.program_id(1)
     row = network.to(tl.int64) * P
     b = tile * BM + tl.arange(0, BM)
     c, j, k, o = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
     x = tl.load(rows + network.to(tl.int64) * AGENT + b[:, None] * D + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = _half(tl.where(c[None, :] == C, 1.0, x))
+    x = _fp16(tl.where(c[None, :] == C, 1.0, x))
     kept, keeps = network * KEEP * H + b[:, None] * H, b[:, None] < KEEP
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
-        w1 = tl.load(halves + row + c[:, None] * H + start + k[None, :], mask=c[:, None] <= C, other=0.0)
-        strip = _half(_relu(tl.dot(x, w1)))
+        w1 = tl.load(fp16 + row + c[:, None] * H + start + k[None, :], mask=c[:, None] <= C, other=0.0)
+        strip = _fp16(_relu(tl.dot(x, w1)))
         if KEEP > 0:
             tl.store(h1 + kept + start + k[None, :], strip, mask=keeps)
-        w2 = tl.load(halves + row + W2 + (start + k)[:, None] * H + j[None, :])
+        w2 = tl.load(fp16 + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = _half(_relu(acc + tl.load(parameters + row + B2 + j)[None, :]))
+    hidden = _fp16(_relu(acc + tl.load(parameters + row + B2 + j)[None, :]))
     if KEEP > 0:
         tl.store(h2 + kept + j[None, :], hidden, mask=keeps)
-    w3 = tl.load(halves + row + W3 + j[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
+    w3 = tl.load(fp16 + row + W3 + j[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
     result = tl.dot(hidden, w3) + tl.load(parameters + row + B3 + o, mask=o < A, other=0.0)[None, :]
     tl.store(out + (network * R + b)[:, None] * A + o[None, :], result, mask=o[None, :] < A)
 
 
 @triton.jit
 def _through_hidden(
-    parameters, halves, h1, h2, d_h1, d_h2, row, kept, d_out,
+    parameters, fp16, h1, h2, d_h1, d_h2, row, kept, d_out,
     W2: tl.constexpr, W3: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of both hidden layers before relu, given those of one output ``(BM,)`` or several ``(BM, AP)``."""
+    """Gradients by both hidden layers before relu, given those by one output ``(BM,)`` or several ``(BM, AP)``."""
     i, k, o = tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
@@ -178,42 +176,42 @@ def _through_hidden(
         else:
             w3 = tl.load(parameters + row + W3 + (start + k)[None, :] * A + o[:, None], mask=o[:, None] < A, other=0.0)
             d_hidden = tl.dot(d_out, w3)
-        strip = _half(tl.where(hidden > 0, d_hidden, 0.0))
+        strip = _fp16(tl.where(hidden > 0, d_hidden, 0.0))
         tl.store(d_h2 + kept + start + k[None, :], strip)
-        w2 = tl.load(halves + row + W2 + i[:, None] * H + start + k[None, :])
+        w2 = tl.load(fp16 + row + W2 + i[:, None] * H + start + k[None, :])
         acc = tl.dot(strip, tl.trans(w2), acc)
     first = tl.load(h1 + kept + i[None, :])
-    d_first = _half(tl.where(first > 0, acc, 0.0))
+    d_first = _fp16(tl.where(first > 0, acc, 0.0))
     tl.store(d_h1 + kept + i[None, :], d_first)
     return d_first
 
 
-@triton.jit(do_not_specialize=["left_out"])
+@triton.jit(do_not_specialize=["excluded"])
 def errors(
-    parameters, halves, h1, h2, q, bellman, left_out, error, d_h1, d_h2, bellman_stride,
+    parameters, fp16, h1, h2, q, bellman, excluded, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Distance of critics from their Bellman targets, and `SCALE` times its gradient by both hidden layers."""
+    """TD errors of the critics, and `SCALE` times their gradient by both hidden layers."""
     tile, network = tl.program_id(0), tl.program_id(1)
     agent = network // N
     b = tile * BM + tl.arange(0, BM)
     smallest = tl.full((BM,), float("inf"), tl.float32)
     for n in range(N):
-        asked = tl.load(q + (S + agent * N + n) * B + b) + tl.load(left_out + agent * N + n)
-        smallest = tl.minimum(smallest, asked, propagate_nan=tl.PropagateNan.ALL)
+        value = tl.load(q + (S + agent * N + n) * B + b) + tl.load(excluded + agent * N + n)
+        smallest = tl.minimum(smallest, value, propagate_nan=tl.PropagateNan.ALL)
     target = tl.load(bellman + agent * AGENT + b) * smallest + tl.load(bellman + bellman_stride + agent * AGENT + b)
     difference = tl.load(q + network * B + b) - target
     tl.store(error + network * B + b, difference)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
     _through_hidden(
-        parameters, halves, h1, h2, d_h1, d_h2, row, kept, difference * SCALE, W2, W3, H, 1, 16, BM, BK
+        parameters, fp16, h1, h2, d_h1, d_h2, row, kept, difference * SCALE, W2, W3, H, 1, 16, BM, BK
     )  # fmt: skip
 
 
 @triton.jit
 def back(
-    parameters, halves, h1, h2, d_out, d_h1, d_h2, d_inputs,
+    parameters, fp16, h1, h2, d_out, d_h1, d_h2, d_inputs,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SCALE: tl.constexpr,
     TO_INPUTS: tl.constexpr,
@@ -226,106 +224,107 @@ def back(
     else:
         d = tl.load(d_out + (network * B + b)[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
-    d_first = _through_hidden(parameters, halves, h1, h2, d_h1, d_h2, row, kept, d * SCALE, W2, W3, H, A, AP, BM, BK)
+    d_first = _through_hidden(parameters, fp16, h1, h2, d_h1, d_h2, row, kept, d * SCALE, W2, W3, H, A, AP, BM, BK)
     if TO_INPUTS:
         c, i = tl.arange(0, CP), tl.arange(0, H)
-        w1 = tl.load(halves + row + c[:, None] * H + i[None, :], mask=c[:, None] < C, other=0.0)
+        w1 = tl.load(fp16 + row + c[:, None] * H + i[None, :], mask=c[:, None] < C, other=0.0)
         d_x = tl.dot(d_first, tl.trans(w1)) / SCALE
         tl.store(d_inputs + (network * B + b)[:, None] * C + c[None, :], d_x, mask=c[None, :] < C)
 
 
 @triton.jit
-def _state(parameters, mean, square, place, target, mask, FOLLOW: tl.constexpr):
-    """What Adam changes: parameters, moments, targets. Read early, so that they arrive while gradients are made."""
+def _state(parameters, mean, square, place, target, mask, TARGETS: tl.constexpr):
+    """Load parameters, moments and targets for Adam; called early, to overlap with the gradient computation."""
     p = tl.load(parameters + place, mask=mask)
     t = p
-    if FOLLOW:
+    if TARGETS:
         t = tl.load(parameters + target, mask=mask)
     return p, tl.load(mean + place, mask=mask), tl.load(square + place, mask=mask), t
 
 
 @triton.jit
 def _adam(
-    parameters, halves, mean, square, place, target, mask, state, gradient, rates, speed, beta1, beta2, eps,
-    FOLLOW: tl.constexpr,
+    parameters, fp16, mean, square, place, target, mask, state, gradient, rates, speed, beta1, beta2, eps,
+    TARGETS: tl.constexpr,
 ):  # fmt: skip
     p, m, v, t = state
     m += (1 - beta1) * (gradient - m)
     v = beta2 * v + (1 - beta2) * gradient * gradient
     p -= m * tl.load(rates) / (tl.sqrt(v) * tl.load(rates + 1) + eps)
-    if FOLLOW:
+    if TARGETS:
         t += speed * (p - t)
     tl.store(mean + place, m, mask=mask)
     tl.store(square + place, v, mask=mask)
     tl.store(parameters + place, p, mask=mask)
-    tl.store(halves + place, p.to(tl.float16), mask=mask)
-    if FOLLOW:
+    tl.store(fp16 + place, p.to(tl.float16), mask=mask)
+    if TARGETS:
         tl.store(parameters + target, t, mask=mask)
-        tl.store(halves + target, t.to(tl.float16), mask=mask)
+        tl.store(fp16 + target, t.to(tl.float16), mask=mask)
 
 
 @triton.jit
 def _step(
-    parameters, halves, mean, square, row, target, place, mask, gradient, rates, speed, beta1, beta2, eps,
-    FOLLOW: tl.constexpr,
+    parameters, fp16, mean, square, row, target, place, mask, gradient, rates, speed, beta1, beta2, eps,
+    TARGETS: tl.constexpr,
 ):  # fmt: skip
-    """Adam where there is little to read."""
-    at, follows = row + place, target + place
-    state = _state(parameters, mean, square, at, follows, mask, FOLLOW)
+    """Load and update in one call, for small tensors."""
+    at, target_place = row + place, target + place
+    state = _state(parameters, mean, square, at, target_place, mask, TARGETS)
     _adam(
-        parameters, halves, mean, square, at, follows, mask, state, gradient, rates, speed, beta1, beta2, eps, FOLLOW
+        parameters, fp16, mean, square, at, target_place, mask, state, gradient, rates, speed, beta1, beta2, eps,
+        TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_w2(
-    parameters, halves, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
-    B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr, FOLLOW: tl.constexpr,
+    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
+    B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr, TARGETS: tl.constexpr,
 ):  # fmt: skip
     b, i, j = tl.arange(0, T), (part // (H // T)) * RT + tl.arange(0, RT), (part % (H // T)) * T + tl.arange(0, T)
     place = i[:, None] * H + j[None, :]
     every = place >= 0
-    at, follows = row + place, target + place
-    state = _state(parameters, mean, square, at, follows, every, FOLLOW)
+    at, target_place = row + place, target + place
+    state = _state(parameters, mean, square, at, target_place, every, TARGETS)
     total = tl.zeros((RT, T), tl.float32)
     for start in range(0, B, T):
         h = tl.load(left + (start + b)[:, None] * H + i[None, :])
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
         total = tl.dot(tl.trans(h), d, total)
     _adam(
-        parameters, halves, mean, square, at, follows, every, state, total * FACTOR, rates,
-        speed, beta1, beta2, eps, FOLLOW,
+        parameters, fp16, mean, square, at, target_place, every, state, total * FACTOR, rates,
+        speed, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_w1(
-    parameters, halves, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
     B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr,
-    FOLLOW: tl.constexpr,
+    TARGETS: tl.constexpr,
 ):  # fmt: skip
     b, c, j = tl.arange(0, T), (part // (H // T)) * CT + tl.arange(0, CT), (part % (H // T)) * T + tl.arange(0, T)
     place = c[:, None] * H + j[None, :]
     used = (c[:, None] < C) & (j[None, :] < H)
-    at, follows = row + place, target + place
-    state = _state(parameters, mean, square, at, follows, used, FOLLOW)
+    at, target_place = row + place, target + place
+    state = _state(parameters, mean, square, at, target_place, used, TARGETS)
     total = tl.zeros((CT, T), tl.float32)
     for start in range(0, B, T):
         x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-        x = _half(x)
+        x = _fp16(x)
         d = tl.load(right + (start + b)[:, None] * H + j[None, :])
         total = tl.dot(tl.trans(x), d, total)
     _adam(
-        parameters, halves, mean, square, at, follows, used, state, total * FACTOR, rates,
-        speed, beta1, beta2, eps, FOLLOW,
+        parameters, fp16, mean, square, at, target_place, used, state, total * FACTOR, rates,
+        speed, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_rest(
-    parameters, halves, mean, square, rates, row, target, h2, d_h2, d_out, part, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, rates, row, target, h2, d_h2, d_out, part, speed, beta1, beta2, eps,
     W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, B: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
-    A: tl.constexpr, AP: tl.constexpr, FACTOR: tl.constexpr, FACTOR3: tl.constexpr, FOLLOW: tl.constexpr,
+    A: tl.constexpr, AP: tl.constexpr, FACTOR: tl.constexpr, FACTOR3: tl.constexpr, TARGETS: tl.constexpr,
 ):  # fmt: skip
     b, j, o = tl.arange(0, T), part * T + tl.arange(0, T), tl.arange(0, AP)
     d_b2 = tl.zeros((T,), tl.float32)
@@ -333,8 +332,8 @@ def _learn_rest(
         d_w3, d_b3 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
     else:
         d_w3, d_b3 = tl.zeros((T, AP), tl.float32), tl.zeros((T, AP), tl.float32)
-    # One stage: with more, Triton (3.6 and 3.9) fetches a later `d` into the place from where products, which run on in
-    # the background, may still read this one. `tests/test_triton_compiled.py` looks at what it makes of this.
+    # One stage: with more, Triton (3.6 and 3.9) prefetches a later `d` into the shared memory that asynchronous
+    # products may still read. `tests/benchmarks/test_triton_compiled.py` checks the compiled code.
     for start in tl.range(0, B, T, num_stages=1):
         hidden = tl.load(h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32)
         d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32), 0)
@@ -347,38 +346,38 @@ def _learn_rest(
         d_b3 += d
     if A == 1:
         place, used = j, j >= 0
-        first, once = b, (b == 0) & (part == 0)  # one number, so one stream writes it
+        first, once = b, (b == 0) & (part == 0)  # a single number, written by one program
         d_b3 = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
     else:
         place, used = j[:, None] * A + o[None, :], (j[:, None] >= 0) & (o[None, :] < A)
         first, once = o, (o < A) & (part == 0)
         d_b3 = tl.sum(d_b3, 0)
     _step(
-        parameters, halves, mean, square, row + W3, target + W3, place, used, d_w3 * FACTOR3, rates,
-        speed, beta1, beta2, eps, FOLLOW,
+        parameters, fp16, mean, square, row + W3, target + W3, place, used, d_w3 * FACTOR3, rates,
+        speed, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
     _step(
-        parameters, halves, mean, square, row + B2, target + B2, j, j >= 0, d_b2 * FACTOR, rates,
-        speed, beta1, beta2, eps, FOLLOW,
+        parameters, fp16, mean, square, row + B2, target + B2, j, j >= 0, d_b2 * FACTOR, rates,
+        speed, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
     _step(
-        parameters, halves, mean, square, row + B3, target + B3, first, once, d_b3 * FACTOR3, rates,
-        speed, beta1, beta2, eps, FOLLOW,
+        parameters, fp16, mean, square, row + B3, target + B3, first, once, d_b3 * FACTOR3, rates,
+        speed, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rates"])
 def learn(
-    inputs, parameters, halves, mean, square, h1, h2, d_out, d_h1, d_h2, rates, speed, beta1, beta2, eps,
+    inputs, parameters, fp16, mean, square, h1, h2, d_out, d_h1, d_h2, rates, speed, beta1, beta2, eps,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, AGENT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr,
     H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, RT: tl.constexpr, T: tl.constexpr,
-    FACTOR: tl.constexpr, FACTOR3: tl.constexpr, FOLLOW: tl.constexpr,
+    FACTOR: tl.constexpr, FACTOR3: tl.constexpr, TARGETS: tl.constexpr,
 ):  # fmt: skip
-    """Adam's step of S networks, N to an agent, and where `FOLLOW` that of their targets, which lie after all of them.
+    """One step of Adam for S networks, N per agent, and with `TARGETS` of their targets, stored after all networks.
 
-    Inputs of agents are `AGENT` numbers apart. Gradients are `FACTOR` times what the hidden layers' say, and `FACTOR3`
-    times what the outputs' do.
+    The stride between inputs of agents is `AGENT`. Gradients are multiplied by `FACTOR` for the hidden layers and by
+    `FACTOR3` for the output layer.
     """
     part, network = tl.program_id(0), tl.program_id(1)
     across: tl.constexpr = H // T
@@ -389,16 +388,16 @@ def learn(
     kept = network * B * H
     if part < tiles_of_w2:
         _learn_w2(
-            parameters, halves, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
-            speed, beta1, beta2, eps, B, H, RT, T, FACTOR, FOLLOW,
+            parameters, fp16, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
+            speed, beta1, beta2, eps, B, H, RT, T, FACTOR, TARGETS,
         )  # fmt: skip
     elif part < tiles:
         _learn_w1(
-            parameters, halves, mean, square, rates, row, target, inputs + (network // N) * AGENT, d_h1 + kept,
-            part - tiles_of_w2, speed, beta1, beta2, eps, B, C, CT, H, T, FACTOR, FOLLOW,
+            parameters, fp16, mean, square, rates, row, target, inputs + (network // N) * AGENT, d_h1 + kept,
+            part - tiles_of_w2, speed, beta1, beta2, eps, B, C, CT, H, T, FACTOR, TARGETS,
         )  # fmt: skip
     else:
         _learn_rest(
-            parameters, halves, mean, square, rates, row, target, h2 + kept, d_h2 + kept, d_out + network * B * A,
-            part - tiles, speed, beta1, beta2, eps, W3, B2, B3, B, H, T, A, AP, FACTOR, FACTOR3, FOLLOW,
+            parameters, fp16, mean, square, rates, row, target, h2 + kept, d_h2 + kept, d_out + network * B * A,
+            part - tiles, speed, beta1, beta2, eps, W3, B2, B3, B, H, T, A, AP, FACTOR, FACTOR3, TARGETS,
         )  # fmt: skip

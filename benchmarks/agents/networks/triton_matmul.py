@@ -1,4 +1,4 @@
-"""Launches `kernels.product`; `products` says what for."""
+"""Launcher of the Triton kernel `product`, which `matmul` uses for fp16 operands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks import triton_kernels as kernels
 
-# Tiles of what is put out, and warps for one. On an H200 each was the fastest of eight, or nearly, for some products of
-# EDAC or of TD3+BC with larger networks.
+# Height, width and warps of output tiles. Tuned on an H200 with the products of EDAC and of TD3+BC with large networks.
 _TILES = ((128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4))
-_DEPTH = 64  # how much of the operands is read at a time
-_LONG = 512  # sums from here on are long enough for the largest tile to hide what it waits for
-_MULTIPROCESSORS = 128  # about as many tiles as that keep a large GPU busy
+_DEPTH = 64  # tile size along k
+_LONG = 512  # smallest k for which the largest tile hides its memory latency
+_MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 
 
 def product(
@@ -28,25 +27,27 @@ def product(
     add: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``factor * a @ b + bias`` of halves for all networks.
+    """``factor * a @ b + bias`` of fp16 operands, for all networks.
 
     Args:
-        a: ``(S, m, k)``.
-        b: ``(S, k, n)``; both may be views with any strides.
+        a: ``(S, m, k)``, any strides.
+        b: ``(S, k, n)``, any strides.
         bias: ``(S, 1, n)``.
-        relu: Whether what is below 0 becomes 0.
-        unit: ``(S, m, n)``; where it is not above 0, the result is 0.
-        factor: Of the product.
-        out: Where to write it, ``(S, m, n)`` with rows that are not spread out; None for a new tensor.
-        add: Whether to add it to what is there.
-        dtype: Of a new tensor; None for halves.
+        relu: Whether to apply relu.
+        unit: ``(S, m, n)``; the result is 0 where it is not above 0.
+        factor: Factor of the product.
+        out: Output tensor, ``(S, m, n)`` with contiguous rows; None for a new tensor.
+        add: Whether to add the result to `out`.
+        dtype: Type of a new tensor; None for fp16.
     """
     (stack, m, k), n = a.shape, b.shape[2]
     if out is None:
         out = torch.empty(stack, m, n, dtype=dtype or a.dtype, device=a.device)
     unit_or_out = out if unit is None else unit
     if out.stride(2) != 1 or unit_or_out.stride(2) != 1:
-        raise ValueError("out and unit: expected rows of numbers that lie side by side")
+        raise ValueError(
+            f"out, unit: expected contiguous rows (stride 1), got strides {out.stride(2)} and {unit_or_out.stride(2)}"
+        )
     for tallest, widest, count in _TILES if k >= _LONG else _TILES[1:]:
         tall, wide, warps = _tile(m, tallest), _tile(n, widest), count
         tiles = triton.cdiv(m, tall) * triton.cdiv(n, wide)
@@ -63,5 +64,5 @@ def product(
 
 
 def _tile(size: int, most: int) -> int:
-    """Edge of tiles that cover `size` numbers: tensor cores want a power of two, and 16 at least."""
+    """Tile size for `size` numbers: a power of two, at least 16 (tensor cores) and at most `most`."""
     return min(most, max(16, triton.next_power_of_2(size)))

@@ -1,4 +1,4 @@
-"""Networks of all agents that learn by the kernels of `kernels`, as `critics` and `networks` promise."""
+"""Stacked networks and critics implemented by the Triton kernels of `triton_kernels`."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from synther_replay.benchmarks.agents.networks.adam import BETAS, EPS, Adam
 from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 from synther_replay.benchmarks.agents.networks.torch_networks import Network
 
-_TILE = 64  # edge of a tile of weights, and rows of the batch that are reduced at a time
-_SCALE = 16.0  # of critics' gradients that are kept as halves: errors from 1e-4 to 1e4 stay in range
-_MULTIPROCESSORS = 128  # about as many tiles as that keep a large GPU busy
+_TILE = 64  # size of weight tiles, and batch rows per reduction step
+_SCALE = 16.0  # of critics' gradients in fp16: errors from 1e-4 to 1e4 stay in range
+_MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 
 
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
-    """Whether the kernels can be used: two hidden layers, tiles without ragged edges, and a GPU with room for them."""
+    """Whether the kernels support a shape: two hidden layers, sizes divisible into tiles, enough shared memory."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
     tiled = shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
-    # More than any of the kernels asks for: up to three strips of both weights, and a tile of inputs.
+    # Upper bound of the shared memory of all kernels: three strips of both weights, and a tile of inputs.
     columns = _edge(shape.padded_inputs)
     room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))
     return tiled and room <= torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
-    """What M policies put out for observations that lie in rows of transitions, in one kernel.
+    """Outputs of M policies for the observations in rows of transitions, in one kernel.
 
     Args:
-        parameters: Of the policies, ``(M, P)``.
-        shape: Of a policy.
-        rows: Transitions of each, ``(M, R, dim)``, R a multiple of 64.
-        columns: Where in a row the observation is.
+        parameters: Parameters of the policies, ``(M, P)``.
+        shape: Shape of a policy.
+        rows: Transitions of each agent, ``(M, R, dim)``, R a multiple of 64.
+        columns: Columns of the observation.
 
     Returns:
-        Means and logarithms of standard deviations, ``(M, R, outputs)``.
+        Means and log-stds, ``(M, R, outputs)``.
     """
     if rows.shape[1] % _TILE:
         raise ValueError(f"rows: expected a multiple of {_TILE} per agent, got {rows.shape[1]}")
@@ -49,15 +49,15 @@ def policy_outputs(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: s
 
 
 class TritonCritics:
-    """Critics of all agents with their targets.
+    """Critics of all agents with their targets, as Triton kernels.
 
     Args:
         values: Parameters of S critics, then of their targets, ``(2S, P)``.
-        adam: Adam of the first S rows.
-        shape: Of one critic.
-        critics: Per agent.
-        batch_size: Rows of a batch.
-        target_speed: Of the targets.
+        adam: Optimiser of the first S rows.
+        shape: Shape of one critic.
+        critics: Number of critics per agent.
+        batch_size: Batch size.
+        target_speed: Step size of the targets towards the critics.
 
     Attributes:
         first: The first critic of each agent.
@@ -66,13 +66,13 @@ class TritonCritics:
     def __init__(
         self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, batch_size: int, target_speed: float
     ) -> None:
-        """Allocate what the kernels hand on to each other."""
+        """Allocate the buffers that the kernels share."""
         stack, device = len(values) // 2, values.device
         self.layers = _Layers(values, values.half(), shape, stack, batch_size)
         self.adam, self.target_speed = adam, target_speed
         first = slice(0, stack, critics)
         self.first: Network = TritonNetwork(
-            _Layers(values[first], self.layers.halves[first], shape, stack // critics, batch_size)
+            _Layers(values[first], self.layers.fp16[first], shape, stack // critics, batch_size)
         )
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
@@ -80,8 +80,7 @@ class TritonCritics:
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "H": shape.hidden}
         self._starts = _starts(shape)
-        # Found by trying on an H200. Tiles of the batch are small where there are few networks, so that there is work
-        # for every multiprocessor.
+        # Tuned on an H200. With few networks, tiles of the batch are small, to occupy all multiprocessors.
         many, ensembles = stack >= 16, stack >= 64
         self.tuning = {
             "values": {
@@ -107,11 +106,11 @@ class TritonCritics:
         }
 
     def refresh(self) -> None:
-        """Follow parameters that were changed from outside."""
+        """Update the fp16 copy after the parameters were changed from outside."""
         self.layers.refresh()
 
     def update(
-        self, inputs: Tensor, bellman: Tensor, left_out: Tensor, rates: Tensor, *, follow: bool = True
+        self, inputs: Tensor, bellman: Tensor, excluded: Tensor, rates: Tensor, *, update_targets: bool = True
     ) -> Tensor:
         """One update; see `critics.Critics`."""
         sizes, starts, width, tuning = self._sizes, self._starts, self._width, self.tuning
@@ -119,32 +118,32 @@ class TritonCritics:
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
         layers = self.layers
         kernels.values[(batch // tuning["values"]["BM"], 2 * stack)](
-            inputs, layers.parameters, layers.halves, left_out, layers.h1, layers.h2, self.q, **starts, **sizes,
+            inputs, layers.parameters, layers.fp16, excluded, layers.h1, layers.h2, self.q, **starts, **sizes,
             **width, **tuning["values"],
         )  # fmt: skip
         kernels.errors[(batch // tuning["errors"]["BM"], stack)](
-            layers.parameters, layers.halves, layers.h1, layers.h2, self.q, bellman, left_out, self.error,
+            layers.parameters, layers.fp16, layers.h1, layers.h2, self.q, bellman, excluded, self.error,
             layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, H=width["H"], AGENT=bellman.stride(1),
             SCALE=_SCALE, **tuning["errors"],
         )  # fmt: skip
         layers.learn(
             self.adam, inputs[0], self.error, rates, tuning["learn"], critics=critics,
-            speed=self.target_speed if follow else None, FACTOR=2 / (batch * _SCALE), FACTOR3=2 / batch,
+            speed=self.target_speed if update_targets else None, FACTOR=2 / (batch * _SCALE), FACTOR3=2 / batch,
         )  # fmt: skip
         return self.q[stack:].view(-1, critics, batch)
 
 
 class TritonNetwork:
-    """See `networks.Network`.
+    """Triton implementation of `torch_networks.Network`.
 
     Args:
-        layers: Parameters, and room for what the kernels hand on to each other.
+        layers: Parameters, and the buffers that the kernels share.
     """
 
     def __init__(self, layers: _Layers) -> None:
-        """Choose tiles."""
+        """Choose tile sizes."""
         self.layers = layers
-        # Tiles of the batch are small where there are few rows in all, so that there is work for every multiprocessor.
+        # With few rows, tiles of the batch are small, to occupy all multiprocessors.
         self.tuning = {
             "few": {"BM": 16, "BK": 64, "num_warps": 4, "num_stages": 3},
             "many": {"BM": 64, "BK": 32, "num_warps": 4, "num_stages": 3},
@@ -152,28 +151,28 @@ class TritonNetwork:
         self._inputs: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """See `networks.Network`."""
+        """See `torch_networks.Network`."""
         layers = self.layers
         stack, rows, _ = inputs.shape
         out = torch.empty(stack, rows, layers.shape.outputs, device=inputs.device)
         kept = layers.h1, layers.h2
-        _outputs(inputs, layers.parameters, layers.halves, layers.shape, out, self._tiles(stack * rows), kept)
+        _outputs(inputs, layers.parameters, layers.fp16, layers.shape, out, self._tiles(stack * rows), kept)
         self._inputs = inputs
         return out
 
-    def back_to_inputs(self, d_out: Tensor) -> Tensor:
-        """See `networks.Network`."""
+    def backward_to_inputs(self, d_out: Tensor) -> Tensor:
+        """See `torch_networks.Network`."""
         d_inputs = torch.empty(*d_out.shape[:2], self.layers.shape.padded_inputs, device=d_out.device)
         self._back(d_out.contiguous(), d_inputs)
         return d_inputs
 
     def _back(self, d_out: Tensor, d_inputs: Tensor | None = None) -> None:
-        """Leave the gradients of hidden layers in their place, and write that of the inputs if it is wanted."""
+        """Write the gradients by the hidden layers to their buffers, and those by the inputs to `d_inputs` if given."""
         layers, shape, starts = self.layers, self.layers.shape, _starts(self.layers.shape)
         stack, batch, _ = d_out.shape
         tiles = self._tiles(stack * batch)
         kernels.back[(batch // tiles["BM"], stack)](
-            layers.parameters, layers.halves, layers.h1, layers.h2, d_out, layers.d_h1, layers.d_h2,
+            layers.parameters, layers.fp16, layers.h1, layers.h2, d_out, layers.d_h1, layers.d_h2,
             d_out if d_inputs is None else d_inputs, W2=starts["W2"], W3=starts["W3"], P=layers.parameters.stride(0),
             B=batch, C=shape.padded_inputs, CP=_edge(shape.padded_inputs), H=shape.hidden, A=shape.outputs,
             AP=_edge(shape.outputs), SCALE=float(batch), TO_INPUTS=d_inputs is not None, **tiles,
@@ -184,51 +183,51 @@ class TritonNetwork:
 
 
 class LearningTritonNetwork(TritonNetwork):
-    """See `networks.LearningNetwork`, and for the arguments `networks.make_network`."""
+    """Triton implementation of `torch_networks.LearningNetwork`; see `backend.make_network` for the arguments."""
 
     def __init__(
         self, parameters: Tensor, adam: Adam, shape: MlpShape, *, batch_size: int, target_speed: float = 0.0
     ) -> None:
-        """Allocate what the kernels hand on to each other."""
+        """Allocate the buffers that the kernels share."""
         super().__init__(_Layers(parameters, parameters.half(), shape, len(adam.parameters), batch_size))
         self.adam, self.target_speed = adam, target_speed
         self.learning = {"T": _TILE, "RT": _TILE, "CT": 32, "num_warps": 4, "num_stages": 2}
 
     def refresh(self) -> None:
-        """Follow parameters that were changed from outside."""
+        """Update the fp16 copy after the parameters were changed from outside."""
         self.layers.refresh()
 
-    def learn(self, d_out: Tensor, rates: Tensor, *, follow: bool = False) -> None:
-        """See `networks.LearningNetwork`."""
-        assert self._inputs is not None, "there is no way back before forward"
+    def learn(self, d_out: Tensor, rates: Tensor, *, update_targets: bool = False) -> None:
+        """See `torch_networks.LearningNetwork`."""
+        assert self._inputs is not None, "call forward() before a backward pass"
         d_out, batch = d_out.contiguous(), d_out.shape[1]
         self._back(d_out)
         self.layers.learn(
             self.adam, self._inputs, d_out, rates, self.learning, critics=1,
-            speed=self.target_speed if follow else None,
-            FACTOR=1 / batch, FACTOR3=1.0,  # what is kept as halves is of a row by itself, `d_out` of one of a batch
+            speed=self.target_speed if update_targets else None,
+            FACTOR=1 / batch, FACTOR3=1.0,  # fp16 gradients of hidden layers are scaled by the batch size, `d_out` not
         )  # fmt: skip
 
 
 class _Layers:
-    """Parameters of networks with two hidden layers, and what the kernels hand on to each other.
+    """Parameters of networks with two hidden layers, and the buffers that the kernels share.
 
     Args:
-        parameters: ``(S, P)``, or with targets ``(2S, P)``; rows may be further apart.
-        halves: The same as halves, which the products read; `learn` keeps it up to date.
-        shape: Of one network.
-        stack: S.
-        batch_size: Rows that they learn from.
+        parameters: ``(S, P)``, or with targets ``(2S, P)``; rows may be strided.
+        fp16: fp16 copy of the parameters, read by the matrix products and updated by `learn`.
+        shape: Shape of one network.
+        stack: S, the number of networks.
+        batch_size: Rows per update.
     """
 
-    def __init__(self, parameters: Tensor, halves: Tensor, shape: MlpShape, stack: int, batch_size: int) -> None:
-        self.parameters, self.halves, self.shape = parameters, halves, shape
+    def __init__(self, parameters: Tensor, fp16: Tensor, shape: MlpShape, stack: int, batch_size: int) -> None:
+        self.parameters, self.fp16, self.shape = parameters, fp16, shape
         size = 4, stack, batch_size, shape.hidden
         self.h1, self.h2, self.d_h1, self.d_h2 = torch.zeros(size, dtype=torch.float16, device=parameters.device)
 
     def refresh(self) -> None:
-        """Follow parameters that were changed from outside."""
-        self.halves.copy_(self.parameters)
+        """Update the fp16 copy."""
+        self.fp16.copy_(self.parameters)
 
     def learn(
         self,
@@ -242,41 +241,41 @@ class _Layers:
         speed: float | None,
         **factors: float,
     ) -> None:
-        """Adam's step from `inputs` ``(S / critics, B, columns)``; `speed` is that of the targets, if they move."""
+        """One step of Adam, given `inputs` ``(S / critics, B, columns)``; targets move by `speed` unless it is None."""
         shape, columns = self.shape, self.shape.padded_inputs
         stack, batch, _ = self.h1.shape
-        tiles = shape.hidden // tuning["RT"] + triton.cdiv(columns, tuning["CT"]) + 1  # of w2, of w1, of the rest
+        tiles = shape.hidden // tuning["RT"] + triton.cdiv(columns, tuning["CT"]) + 1  # of w2, w1 and the rest
         kernels.learn[(shape.hidden // tuning["T"] * tiles, stack)](
-            inputs, self.parameters, self.halves, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
+            inputs, self.parameters, self.fp16, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
             self.d_h2, rates, speed or 0.0, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack, N=critics,
             B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs, AP=_edge(shape.outputs),
-            FOLLOW=speed is not None, **tuning, **factors,
+            TARGETS=speed is not None, **tuning, **factors,
         )  # fmt: skip
 
 
 def _outputs(
     rows: Tensor,
     parameters: Tensor,
-    halves: Tensor,
+    fp16: Tensor,
     shape: MlpShape,
     out: Tensor,
     tuning: dict[str, int],
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Launch `kernels.outputs`; the last axis of `rows` ``(S, R, dim)`` begins with the inputs."""
+    """Launch `kernels.outputs`; the inputs are the first columns of `rows` ``(S, R, dim)``."""
     stack, count, _ = out.shape
     kernels.outputs[(count // tuning["BM"], stack)](
-        rows, parameters, halves, out, *(kept or (halves, halves)), **_starts(shape), P=parameters.stride(0), R=count,
+        rows, parameters, fp16, out, *(kept or (fp16, fp16)), **_starts(shape), P=parameters.stride(0), R=count,
         AGENT=rows.stride(0), D=rows.stride(1), C=shape.inputs, CP=_edge(shape.inputs + 1), H=shape.hidden,
         A=shape.outputs, AP=_edge(shape.outputs), KEEP=kept[0].shape[1] if kept else 0, **tuning,
     )  # fmt: skip
 
 
 def _starts(shape: MlpShape) -> dict[str, int]:
-    """Where the parts of a row of parameters begin, as the kernels call them; w1 begins it."""
+    """First column of each weight and bias but w1, which is at 0, under the names of the kernel arguments."""
     return {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
 
 
 def _edge(size: int) -> int:
-    """Edge of a tile that holds `size` numbers: tensor cores want a power of two, and 16 at least."""
+    """Tile size for `size` numbers: a power of two and at least 16 (tensor cores)."""
     return max(16, triton.next_power_of_2(size))
