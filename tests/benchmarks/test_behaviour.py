@@ -174,13 +174,13 @@ def test_the_command_line(tmp_path, finished, monkeypatch, capsys):
 
     assert run("--medium-return", "25", "--agent", "0") == 0
     assert run("--expert", "--agent", "1") == 0
-    assert "sac-8-90.safetensors: 40 in the run" in capsys.readouterr().out
+    assert "sac-8-90.safetensors: return 40 in the run" in capsys.readouterr().out
     found = Behaviour.read(PENDULUM, tmp_path / "behaviour")
     assert (found.medium.step, found.expert.step) == (80, 90)
     assert "--medium-return 25" in found.runs["medium"]["picked_by"]
     assert str(tmp_path) not in (found.folder / "manifest.json").read_text()
     assert run("--medium-return", "1000") == 2
-    assert "agent 0 of" in capsys.readouterr().err
+    assert "agent 0 in" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("--medium-return", "25", "--snapshots", "1")
 

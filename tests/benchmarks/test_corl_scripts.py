@@ -333,7 +333,7 @@ class TestResuming:
 
     def test_other_settings_of_corl_are_other_settings(self, call, corl, stopped):
         (corl / "configs/offline/td3_bc/hopper/medium_v2.yaml").write_text(PUBLISHED + "tau: 0.1\n")
-        assert "holds the result of other settings" in call()[2]
+        assert "result has other settings" in call()[2]
 
     def test_other_rows_are_refused(self, call, tmp_path, stopped):
         other = offline_stand_ins.write_sets(tmp_path / "other", rows=150)
