@@ -20,7 +20,7 @@ from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.splitting import split_held_out
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.edm import NoiseLevels
-from synther_replay.diffusion.generation import StackSampler
+from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint

@@ -33,7 +33,7 @@ from synther_replay.benchmarks.data.download import (
 )
 from synther_replay.benchmarks.data.hdf5 import read, to_transitions, validated, write
 from synther_replay.benchmarks.environments.maze2d import MAZES
-from synther_replay.benchmarks.environments.scores import REFERENCE, TASK_COLUMNS
+from synther_replay.benchmarks.environments.scores import D4RL_RETURNS, TASK_COLUMNS
 
 __all__ = ["Dataset", "load", "normalised_score", "regenerated_folder", "write"]
 
@@ -185,9 +185,9 @@ def normalised_score(name: str, mean_return: float) -> float:
     """
     if name not in ADDRESSES and name not in (recipe + REGENERATED for recipe in RECIPES):
         raise ValueError(
-            f"name: expected an official data set of {', '.join(REFERENCE)} or a regenerated one, got {name!r}"
+            f"name: expected an official data set of {', '.join(D4RL_RETURNS)} or a regenerated one, got {name!r}"
         )
-    low, high = _by_prefix(REFERENCE, name)
+    low, high = _by_prefix(D4RL_RETURNS, name)
     return float(100 * (mean_return - low) / (high - low))
 
 

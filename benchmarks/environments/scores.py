@@ -10,7 +10,7 @@ LOCOMOTION = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d"
 TASK_COLUMNS = {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6), "maze2d": (4, 2)}
 """Length of an observation and of an action, by prefix of a data set's name."""
 
-REFERENCE = {
+D4RL_RETURNS = {
     "halfcheetah": (-280.178953, 12135.0),
     "hopper": (-20.272305, 3234.3),
     "walker2d": (1.629008, 4592.3),
@@ -28,18 +28,18 @@ GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
 TASKS = (*DMC_TASKS, *GYM_TASKS)
 # Returns for the normalised scores 0 and 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random
 # and expert returns; they were measured on earlier versions of the tasks, so 1 is a scale and not a target.
-REFERENCES = {
+SCORE_RANGE = {
     **dict.fromkeys(DMC_TASKS, (0.0, 1000.0)),
-    **{task: REFERENCE[name] for name, task in LOCOMOTION.items()},
+    **{task: D4RL_RETURNS[name] for name, task in LOCOMOTION.items()},
 }
 
 
 def normalise(task: str, returns: np.ndarray) -> np.ndarray:
-    """Scores ``(seeds,)`` on the scale of `REFERENCES`.
+    """Scores ``(seeds,)`` on the scale of `SCORE_RANGE`.
 
     A failed seed (NaN) scores 0, like a random policy. Excluding it would favour algorithms that crash.
     """
-    if task not in REFERENCES:
-        raise ValueError(f"task: expected one of {', '.join(REFERENCES)}, got {task!r}")
-    low, high = REFERENCES[task]
+    if task not in SCORE_RANGE:
+        raise ValueError(f"task: expected one of {', '.join(SCORE_RANGE)}, got {task!r}")
+    low, high = SCORE_RANGE[task]
     return np.nan_to_num((np.asarray(returns, dtype=float) - low) / (high - low), nan=0.0)

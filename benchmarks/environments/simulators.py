@@ -54,7 +54,7 @@ def make_simulator(name: str) -> Simulator:
     """Build one of `SIMULATORS`."""
     if name not in SIMULATORS:
         raise ValueError(f"simulator: expected one of {', '.join(SIMULATORS)}, got {name!r}")
-    return Maze(name.removeprefix("maze2d-")) if name.startswith("maze2d-") else Locomotion(name)
+    return MazeSimulator(name.removeprefix("maze2d-")) if name.startswith("maze2d-") else LocomotionSimulator(name)
 
 
 def simulator_of(dataset: str, *, official: bool = False) -> str | None:
@@ -76,7 +76,7 @@ def simulator_of(dataset: str, *, official: bool = False) -> str | None:
     return None
 
 
-class Locomotion:
+class LocomotionSimulator:
     """HalfCheetah, Hopper or Walker2d; an observation is ``qpos[1:]`` followed by ``qvel``.
 
     Args:
@@ -114,7 +114,7 @@ class Locomotion:
         return after, float(reward)
 
 
-class Maze:
+class MazeSimulator:
     """A maze of D4RL.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from synther_replay.benchmarks.common.statistics import Comparison, compare
-from synther_replay.benchmarks.environments.scores import REFERENCES, TASKS, normalise
+from synther_replay.benchmarks.environments.scores import SCORE_RANGE, TASKS, normalise
 
 SUBJECT = "synther-fast"  # what the others are compared with
 KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
@@ -118,7 +118,7 @@ def compare_runs(runs: Sequence[Run], step: int, subject: str = SUBJECT) -> Comp
     """Aggregate over the tasks that can be normalised and that the most complete algorithms have."""
     scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in algorithms(runs)}
     for run in runs:
-        if run.task in REFERENCES:
+        if run.task in SCORE_RANGE:
             scores[run.algorithm][run.task] = normalise(run.task, run.at(step))
     return compare(scores, subject=subject)
 

@@ -21,7 +21,8 @@ from synther_replay.errors import CheckpointError
 from synther_replay.persistence.atomic import replacing
 
 FORMAT = "synther_replay"
-VERSION = 1
+VERSION = 2
+_RENAMED_IN_2 = {"refresh_steps": "refit_steps", "refreshes": "refits"}  # keys of version 1
 _TENSOR = "__tensor__"  # reserved key
 
 
@@ -74,7 +75,7 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     if tensors:
         raise CheckpointError(f"path: {path} is damaged, unexpected tensors {sorted(tensors)}")
     assert isinstance(state, dict)
-    return state
+    return _renamed(state) if int(header["version"]) < 2 else state
 
 
 def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
@@ -89,6 +90,13 @@ def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
         raise CheckpointError(f"path: {path} is damaged (header checksum mismatch)")
     if header.get("kind") != kind:
         raise CheckpointError(f"path: {path}: got kind {header.get('kind')!r}, expected {kind!r}")
+
+
+def _renamed(node: Any) -> Any:
+    """The tree of a version 1 file with today's keys."""
+    if isinstance(node, dict):
+        return {_RENAMED_IN_2.get(key, key): _renamed(value) for key, value in node.items()}
+    return [_renamed(value) for value in node] if isinstance(node, list) else node
 
 
 def _header_checksum(header: dict[str, str]) -> str:

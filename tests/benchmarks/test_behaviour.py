@@ -259,6 +259,7 @@ class TestCommitted:
         assert steps[0] == found.random_steps  # untrained
         assert found.medium.mean_return == max(snapshot.mean_return for snapshot in found.replay)
 
+    @pytest.mark.slow
     def test_they_earn_what_the_manifest_says(self, task):
         # Another processor rounds otherwise, and an episode soon goes another way: hence the width of the bounds.
         found = Behaviour.read(task)

@@ -432,6 +432,7 @@ class TestRunning:
             assert offline_d4rl.main() == 0
 
 
+@pytest.mark.slow
 def test_the_program_itself(folder, out):
     """With evaluation processes and networks of the default size."""
     sizes = ["--steps", "100", "--episodes", "1", "--seeds", "1", "--workers", "1"]

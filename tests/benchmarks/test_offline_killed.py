@@ -17,6 +17,7 @@ pytest.importorskip("mujoco")
 from synther_replay.benchmarks.offline import upsampled
 from synther_replay.persistence.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(upsampled.__file__).parents[1]
 PATIENCE = 300  # seconds, on the slowest of machines
 MAKE = [BENCHMARKS / "make_datasets.py", "hopper-random", "--rows", "500", "--workers", "1"]

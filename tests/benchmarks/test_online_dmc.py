@@ -162,6 +162,7 @@ class TestSettingsOf:
 
 
 class TestRunning:
+    @pytest.mark.slow
     def test_a_run_stops_resumes_and_writes_its_result(self, call, tmp_path, monkeypatch):
         arguments = ("--env", "Pendulum-v1", "--algo", "synther", "--seeds", "2", *SMALL, *GENERATOR, "--tag", "t")
         folder, path = tmp_path / "Pendulum-v1", tmp_path / "Pendulum-v1" / "synther-tiny-t.json"

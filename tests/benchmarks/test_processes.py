@@ -95,6 +95,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe_path", [None, "", "yes"])
 def test_workers_take_the_installed_package_where_the_working_directory_has_one_of_its_name(run, tmp_path, safe_path):
     checkout = tmp_path / "checkout"
@@ -104,6 +105,7 @@ def test_workers_take_the_installed_package_where_the_working_directory_has_one_
     assert ran.stdout.splitlines() == [synther_replay.__file__, str(safe_path)], ran.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_reach_the_process_that_starts_workers(run, tmp_path):
     ran = run(INTERRUPTS_THE_SERVER, tmp_path)
     assert ran.stdout == "7\nTrue\n", ran.stderr
@@ -111,6 +113,7 @@ def test_an_interrupt_does_not_reach_the_process_that_starts_workers(run, tmp_pa
     assert ran.stderr.count("Traceback") == 1  # of the program alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "said"),
     [(INTERRUPTED_WHILE_WORKERS_COME_UP, "interrupted\n"), (LOSES_A_WORKER_AND_ITS_ORDERS, "broken\n")],

@@ -150,7 +150,7 @@ LEARNERS = {
     "td3bc": (StackedTD3BC, TD3BCSettings(**SMALL)),
     "iql": (StackedIQL, IQLSettings(**SMALL)),
     "edac": (StackedEDAC, EDACSettings(**SMALL, critics=3)),
-    "cql": (StackedCQL, CQLSettings(**SMALL)),
+    "cql": (StackedCQL, CQLSettings(**SMALL, asked=2)),
 }
 
 

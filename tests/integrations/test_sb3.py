@@ -243,6 +243,7 @@ def test_environment_can_be_changed_between_runs():
 # --- real_ratio=1 is SB3's own buffer ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "env", "theirs", "options", "changes"),
     [
@@ -434,6 +435,7 @@ def test_real_rows_keep_their_values_in_every_type():
 # --- Dict observations ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [SAC, DQN])
 def test_dict_observations_with_an_image_learn_across_a_refit(algorithm):
     env = Toy(CAMERA, spaces.Discrete(2) if algorithm is DQN else FORCE, steps=7)

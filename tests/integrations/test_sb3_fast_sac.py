@@ -286,6 +286,7 @@ def test_large_observations_are_drawn_in_small_pieces(monkeypatch):
     assert list(trained._pieces(10, 8)) == [(0, 4), (4, 8), (8, 10)]
 
 
+@pytest.mark.slow
 def test_ever_new_numbers_of_updates_need_few_graphs(recorder):
     trained = filled(policy_delay=2)
     for steps in range(1, 40):

@@ -1343,6 +1343,7 @@ def test_transitions_that_went_past_the_wrapper_count(wrap, sampled_before):
     assert again.source.steps == buffer.source.steps + 3
 
 
+@pytest.mark.slow
 def test_direct_writes_of_a_collector_count():
     env, config = GymEnv("Pendulum-v1"), GeneratorConfig.tiny(width=16, depth=1, steps=10, sampling_steps=4)
     real = tensor_buffer(storage=LazyTensorStorage(100))

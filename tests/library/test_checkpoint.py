@@ -239,6 +239,7 @@ print("whole every time, seen", sorted(seen))
 """
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_leaves_a_whole_file(path):
     done = subprocess.run(
         [sys.executable, "-c", KILLED_SAVER, str(path)], capture_output=True, text=True, timeout=120, check=False
@@ -408,3 +409,13 @@ def test_loading_executes_nothing(path, tmp_path, form):
 def test_text_that_looks_like_code_stays_text(round_trip, same):
     state = {"__reduce__": "os.system('true')", "code": ["__import__('os')", {"py/object": "os.system"}]}
     assert same(round_trip(state), state)
+
+
+def test_keys_of_version_1_are_renamed_on_loading(tmp_path, monkeypatch):
+    old = {"refreshes": 3, "generator": {"config": {"refresh_steps": 100}}, "parts": [{"refreshes": torch.ones(2)}]}
+    monkeypatch.setattr(checkpoint, "VERSION", 1)
+    save_checkpoint(tmp_path / "old", "x", old)
+    monkeypatch.undo()
+    found = load_checkpoint(tmp_path / "old", "x")
+    assert torch.equal(found["parts"][0].pop("refits"), torch.ones(2))
+    assert found == {"refits": 3, "generator": {"config": {"refit_steps": 100}}, "parts": [{}]}

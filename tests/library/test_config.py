@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from synther_replay.config import GeneratorConfig
-from synther_replay.diffusion.generation import SamplerSettings
+from synther_replay.diffusion.stack_sampler import SamplerSettings
 from synther_replay.diffusion.network import NetworkShape
 
 PRESETS = [GeneratorConfig.paper, GeneratorConfig.fast, GeneratorConfig.offline, GeneratorConfig.tiny]

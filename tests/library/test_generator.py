@@ -128,6 +128,7 @@ def test_few_rows_or_no_share_leave_nothing_held_out() -> None:
     assert make(held_out=0.0).fit(two_modes(2000)).held_out_loss is None
 
 
+@pytest.mark.slow
 def test_fits_two_modes_their_bounds_and_terminations() -> None:
     config = GeneratorConfig.tiny(steps=1000, sampling_steps=32)
     generator = DiffusionGenerator(SPEC, config, device="cpu")
@@ -325,6 +326,7 @@ def test_every_setting_takes_effect(change: dict[str, Any]) -> None:
     assert not torch.equal(fitted(**change).sample(20).rows, fitted().sample(20).rows)
 
 
+@pytest.mark.slow
 def test_values_that_were_clipped_are_generated_at_their_limit_when_so_configured() -> None:
     data = two_modes(2_000)
     data.rows[:, 1].clamp_(-5.0, 8.0)  # in a space without bounds
@@ -426,6 +428,7 @@ def rightly_ended(rows: Tensor, limit: float) -> tuple[float, float]:
 THOROUGH: dict[str, Any] = {"width": 64, "depth": 2, "steps": 1_500, "batch_size": 256, "sampling_steps": 12}
 
 
+@pytest.mark.slow
 def test_rare_terminals_that_are_predicted_are_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_STEPS", (200, 500))
     data, stack = rare_ends(), 2
@@ -436,6 +439,7 @@ def test_rare_terminals_that_are_predicted_are_where_they_belong(monkeypatch: py
         assert min(rightly_ended(rows, limit)) > 0.6
 
 
+@pytest.mark.slow
 def test_rare_terminals_that_are_generated_are_not() -> None:
     data = rare_ends()
     limit = float(data.rows[:, SPEC.next_observations.stop - 1].quantile(0.01))
@@ -561,6 +565,7 @@ def test_a_state_with_another_termination_classifier_is_refused_and_changes_noth
     assert_same_state(generator.state_dict(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_scratch", [False, True])
 @pytest.mark.usefixtures("hasty_classifier")
 def test_a_termination_classifier_that_diverges_undoes_the_whole_fit(
@@ -585,6 +590,7 @@ def test_generated_actions_stay_within_their_bounds() -> None:
     assert actions.abs().max() == 1.0
 
 
+@pytest.mark.slow
 def test_dependencies_are_kept_in_rows_longer_than_the_embedding() -> None:
     spec = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (12,)), spaces.Box(-1, 1, (1,)))
     rows = torch.randn(2_000, spec.dim, generator=torch.Generator().manual_seed(0))

@@ -41,6 +41,7 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_STEPS", (200, 500))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)
@@ -50,6 +51,7 @@ def test_rare_ends_are_found_in_rows_that_it_has_not_seen() -> None:
     assert right / too_low(new).sum() > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
 def test_unpredictable_terminations_keep_their_rate(share: float) -> None:
@@ -66,6 +68,7 @@ def test_rows_that_all_are_of_one_kind_stay_so(end: float) -> None:
     assert (drawn(fit(inputs, torch.full((1, 100), end)), 100 * rows_of(1_000, seed=1)) == end).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 def test_each_model_of_a_stack_has_ends_of_its_own() -> None:
     inputs = rows_of(5_000).expand(4, -1, -1)
@@ -128,6 +131,7 @@ def test_predicted_probabilities_are_calibrated() -> None:
         assert float(told[part].mean()) == pytest.approx(float(likely(new)[part].mean()), rel=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 def test_few_terminations_among_many_inputs_are_not_memorised() -> None:
     known, new = (rows_of(10_000, seed, inputs=40).expand(2, -1, -1) for seed in (0, 1))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.diffusion import edm, generation, samplers
-from synther_replay.diffusion.generation import SOLVERS, SamplerSettings, StackSampler, solve
+from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings, StackSampler, solve
 from synther_replay.diffusion.network import NetworkShape, Weights, initialise
 
 Stream = Callable[[int], torch.Generator]

@@ -381,6 +381,7 @@ def test_invalid_arguments_are_refused(arguments, message, call, out, monkeypatc
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_the_program_itself_runs_each_seed_in_a_process(corl, folder, out):
     noting = "import os; config.name = str(os.getpid())"
     (corl / "algorithms/offline/td3_bc.py").write_text(SCRIPT.replace("wandb.run.save()", noting))
