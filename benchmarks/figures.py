@@ -1,4 +1,4 @@
-"""Figures and tables, from result files.
+"""Figures and tables from result files.
 
     python benchmarks/figures.py online --results results/online
     python benchmarks/figures.py offline --results results/offline
@@ -6,8 +6,8 @@
     python benchmarks/figures.py speed throughput.json
     python benchmarks/figures.py docs
 
-The last writes the generated tables of README.md and docs/, and their figures in docs/assets/, from the published
-results; `docs --check` changes nothing and fails if a table differs.
+The last command writes the generated tables of README.md and docs/, and the figures in docs/assets/, from the
+published results. `docs --check` changes nothing and fails if a table is out of date.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathlib import Path
 from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import writing
 from synther_replay.benchmarks.common.generated import fill, stale
-from synther_replay.benchmarks.fidelity import documented as fidelity_tables
+from synther_replay.benchmarks.fidelity import docs_tables as fidelity_tables
 from synther_replay.benchmarks.fidelity import figures as fidelity_figures
-from synther_replay.benchmarks.offline import documented as offline_tables
+from synther_replay.benchmarks.offline import docs_tables as offline_tables
 from synther_replay.benchmarks.offline import figures as offline_figures
-from synther_replay.benchmarks.online import documented as online_tables
+from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
-from synther_replay.benchmarks.speed import documented as speed_tables
+from synther_replay.benchmarks.speed import docs_tables as speed_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("benchmarks", "results")
 ASSETS = Path("docs", "assets")
 
 
-def documented(results: Path) -> dict[str, str]:
+def docs_tables(results: Path) -> dict[str, str]:
     """All generated tables and sentences by name.
 
     Args:
@@ -47,13 +47,13 @@ def documented(results: Path) -> dict[str, str]:
 
 
 def pages(root: Path) -> list[Path]:
-    """Documents that may have generated parts."""
+    """Pages that may have generated parts."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def run_docs(args: argparse.Namespace) -> int:
-    """Write the generated parts of the documents, or say which differ."""
-    parts, differing = documented(args.root / RESULTS), 0
+    """Write the generated parts of README.md and docs/, or list those out of date."""
+    parts, differing = docs_tables(args.root / RESULTS), 0
     for page in pages(args.root):
         text = page.read_text(encoding="utf-8")
         old = stale(text, parts)
@@ -66,12 +66,12 @@ def run_docs(args: argparse.Namespace) -> int:
     if args.check:
         return int(differing > 0)
     for part in (online_figures, offline_figures, fidelity_figures):
-        part.draw_documented(args.root / RESULTS, args.root / ASSETS)
+        part.draw_for_docs(args.root / RESULTS, args.root / ASSETS)
     return 0
 
 
 def run_speed(args: argparse.Namespace) -> None:
-    """Print the tables of throughput.py's files."""
+    """Print the tables of result files of throughput.py."""
     for path in args.results:
         print(speed_tables.report(json.loads(path.read_text())), "\n")
 
@@ -86,11 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         part.add_options(command)
         command.set_defaults(run=part.run, parser=command)
     command = commands.add_parser("speed", description=run_speed.__doc__)
-    command.add_argument("results", nargs="+", type=Path, help="files that throughput.py wrote")
+    command.add_argument("results", nargs="+", type=Path, help="result files of throughput.py")
     command.set_defaults(run=run_speed, parser=command)
     command = commands.add_parser("docs", description=run_docs.__doc__)
-    command.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table differs")
-    command.add_argument("--root", type=Path, default=ROOT, help="checkout to work on")
+    command.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a table is out of date")
+    command.add_argument("--root", type=Path, default=ROOT, help="root of the checkout")
     command.set_defaults(run=run_docs, parser=command)
     args = parser.parse_args(arguments)
     try:

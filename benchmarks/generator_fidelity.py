@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from synther_replay.benchmarks.common.command_line import GENERATOR_PRESETS, exit_with_error
+from synther_replay.benchmarks.common.command_line import exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
+from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
 from synther_replay.benchmarks.environments.simulators import SIMULATORS
 from synther_replay.benchmarks.fidelity.run import draw_figures, measure, our_config, prepare
 from synther_replay.benchmarks.fidelity.tables import tables

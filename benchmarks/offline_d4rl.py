@@ -23,13 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.agents.augment import AUGMENTATIONS
-from synther_replay.benchmarks.common.command_line import (
-    GENERATOR_PRESETS,
-    add_run_options,
-    exit_with_error,
-    folder,
-    setting,
-)
+from synther_replay.benchmarks.common.command_line import add_run_options, exit_with_error, folder, setting
+from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.data.download import regenerated_folder
 from synther_replay.benchmarks.offline.rows import DataSource

@@ -21,7 +21,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.command_line import PRESETS, REFIT_NOTE, add_run_options, exit_with_error, setting
+from synther_replay.benchmarks.common.command_line import REFIT_NOTE, add_run_options, exit_with_error, setting
+from synther_replay.benchmarks.common.generator_settings import PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
 from synther_replay.benchmarks.online.run import run_to_file

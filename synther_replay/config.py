@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings
 from synther_replay.diffusion.network import NetworkShape
+from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings
 
 # `large_batch_size` applies from this number of rows on, as in the paper.
 _LARGE_DATA_ROWS = 800_000

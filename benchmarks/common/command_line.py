@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from synther_replay import GeneratorConfig
-
-PRESETS = ("paper", "fast", "tiny")  # names that both GeneratorConfig and RetrainSchedule have
-GENERATOR_PRESETS = (*PRESETS, "offline")
-# The paper doubles the width of the generator on these data sets. Preset `offline` trains longer instead: on
-# halfcheetah-medium-expert, IQL gains from more training steps and not from width.
-_LARGE_BUDGET_DATASETS = ("halfcheetah-medium-expert", "hopper-medium", "hopper-medium-expert")
-_LARGE_BUDGET: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline": {"steps": 100_000}}
 REFIT_NOTE = "a running refit is finished first, which takes minutes with preset paper"
 
 
@@ -49,25 +38,6 @@ def exit_with_error(status: int, message: object) -> int:
     """Print an error message to stderr and return the exit status."""
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
     return status
-
-
-def build_generator_config(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:
-    """Build the generator settings of a run.
-
-    Args:
-        preset: One of `GENERATOR_PRESETS`.
-        changes: Options that override the preset.
-        dataset: Name of the data set; some data sets get a larger network or more training steps.
-    """
-    names = [field.name for field in fields(GeneratorConfig)]
-    for name in changes:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"expected one of {', '.join(names)}"
-            raise ValueError(f"--set: unknown generator option {name!r}; {hint}")
-    extra = _LARGE_BUDGET.get(preset, {}) if dataset.rpartition("-")[0] in _LARGE_BUDGET_DATASETS else {}
-    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**extra, **changes})
-    return config
 
 
 def setting(text: str) -> tuple[str, Any]:

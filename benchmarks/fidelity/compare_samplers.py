@@ -1,7 +1,7 @@
 """Fidelity and speed of samplers: solver x steps x precision with the same fitted model, on replay data.
 
     python benchmarks/make_datasets.py halfcheetah-medium-replay
-    python -m synther_replay.benchmarks.fidelity.samplers --dataset halfcheetah-medium-replay-regen --out samplers.json
+    python -m synther_replay.benchmarks.fidelity.compare_samplers --dataset halfcheetah-medium-replay-regen
 
 Models are fitted with the `paper` preset, in fp32 and in bf16, and with `fast`. Each sampler then draws as many rows as
 there are real ones from the same weights. The reference is the paper's sampler: 128 steps of stochastic Heun in fp32.

@@ -1,4 +1,4 @@
-"""Tables of the documents about fidelity, by name, from the published results."""
+"""Generated tables of README and docs/results/fidelity.md, by name, from the published results."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.fidelity.tables import ROUNDING_ERROR
 
 DATASET = "halfcheetah-medium-replay-regen"
 PAPER = {"SynthER": (0.989, 0.998), "TVAE": (0.942, 0.979), "CTGAN": (0.959, 0.981)}
-"""Marginal and correlation that the paper reports on D4RL's own halfcheetah medium-replay."""
+"""Marginal and correlation reported by the paper on D4RL's own halfcheetah medium-replay."""
 TITLES = {
     "held-out": "other real rows",
     "noise": "real rows with noise",
@@ -29,9 +30,8 @@ _VARIANTS = {
         "`paper()` with the sampler of `offline()`"
     ),
 }
-_ROUNDING = 1e-6  # squared errors below this come from float32
 _HEUN, _SOLVER = "heun, churn 80, sigma 0.002..80", "dpm_solver_2m, eta 0, sigma 0.005..20"
-_SAMPLERS = {  # by the beginning of what was trained, solver, steps and precision
+_SAMPLERS = {  # titles by prefix of the trained model, solver, steps and precision
     ("paper, fp32", _HEUN, 128, "fp32"): ("`paper()` in fp32", "stochastic Heun"),
     ("paper, bf16", _HEUN, 128, "bf16"): ("`paper()` in bf16", "stochastic Heun"),
     ("paper, bf16", _HEUN, 18, "bf16"): ("the same", "stochastic Heun"),
@@ -42,7 +42,7 @@ _SAMPLERS = {  # by the beginning of what was trained, solver, steps and precisi
 
 
 def tables(results: Path) -> dict[str, str]:
-    """The tables of the documents by name.
+    """Tables and sentences by name.
 
     Args:
         results: Folder of the published results.
@@ -51,8 +51,7 @@ def tables(results: Path) -> dict[str, str]:
     samplers = json.loads((results / "fidelity" / "samplers-h200.json").read_text())["table"]
     return {
         "readme-fidelity": _sentence(main),
-        "quality-fidelity": _in_short(main),
-        "fidelity-main": _likeness(main),
+        "fidelity-main": _fidelity_table(main),
         "fidelity-dynamics": _dynamics(main),
         "fidelity-variants": _variants(variants),
         "fidelity-samplers": _samplers(samplers),
@@ -72,19 +71,8 @@ def _sentence(sources: dict[str, Any]) -> str:
     )
 
 
-def _in_short(sources: dict[str, Any]) -> str:
-    """What is good enough, for users."""
-    rows = []
-    for name in ("held-out", "synther-offline", "synther-paper", "synther-fast", "noise", "tvae"):
-        entry = sources[name]
-        closer = (entry["memorisation"] or {}).get("share_closer")
-        scores = f"{entry['marginal']:.3f}", f"{entry['correlation']:.3f}", None if closer is None else f"{closer:.2f}"
-        rows.append([TITLES[name], *scores, _error(entry["dynamics"]["next_observation_mse"]["median"])])
-    return markdown_table(("rows", "marginal", "correlation", "closer to training", "dynamics, median"), rows)
-
-
-def _likeness(sources: dict[str, Any]) -> str:
-    """Marginal, correlation, memorisation and time."""
+def _fidelity_table(sources: dict[str, Any]) -> str:
+    """Marginal, correlation, memorisation and time, a row per source."""
     rows = []
     for name, title in TITLES.items():
         if name in sources:
@@ -101,7 +89,7 @@ def _likeness(sources: dict[str, Any]) -> str:
 
 
 def _error(value: float) -> str:
-    return f"{value:.2g}" if value >= _ROUNDING else "0"
+    return f"{value:.2g}" if value >= ROUNDING_ERROR else "0"
 
 
 def _scores(entry: dict[str, Any]) -> list[str]:

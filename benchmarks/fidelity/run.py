@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
-from synther_replay.benchmarks.common.command_line import build_generator_config, setting
+from synther_replay.benchmarks.common.command_line import setting
 from synther_replay.benchmarks.common.files import write_json
+from synther_replay.benchmarks.common.generator_settings import build_generator_config
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.fidelity.dynamics import with_noise

@@ -1,4 +1,4 @@
-"""The result of generator_fidelity.py as tables in Markdown."""
+"""Markdown tables of generator_fidelity.py."""
 
 from __future__ import annotations
 
@@ -6,46 +6,47 @@ from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
 
-NAMES = {"real": "real rows, fitted to", "held-out": "real rows, held out", "noise": "real rows with noise"}
-FEW = 20  # rows of an interval of distances, below which their median says little
+NAMES = {"real": "real rows, training", "held-out": "real rows, held out", "noise": "real rows with noise"}
+MIN_ROWS = 20  # fewest rows of a distance bin for which its median is shown
+ROUNDING_ERROR = 1e-6  # smaller squared errors are rounding errors of float32
 
 
 def tables(content: dict[str, Any]) -> str:
-    """All of them, with what a reader must know.
+    """All tables with a legend.
 
     Args:
-        content: The result, as in its file.
+        content: Content of the result file.
     """
     sources = content["sources"]
     parts = [
-        f"{content['dataset']} ({content['data']}): {content['rows']} of {content['set_rows']} rows fitted to and as "
-        f"many generated, {content['held_out_rows']} held out.",
+        f"{content['dataset']} ({content['data']}): {content['rows']} of {content['set_rows']} rows used for "
+        f"training, as many generated, {content['held_out_rows']} held out.",
         fidelity_table(sources),
-        "Closer to training: share of rows, 0.5 without memorisation. Ratio: median distance to the training rows over "
-        "that of held-out rows.",
+        "Closer to training: share of rows, 0.5 without memorisation. Ratio: median distance to the training rows "
+        "divided by that of held-out rows.",
         compression_table(content),
     ]
     if content["simulator"] is None:
-        return "\n\n".join([*parts, "Dynamics were not measured: there is no simulator for this data set."])
+        return "\n\n".join([*parts, "Dynamics were not measured: no simulator for this data set."])
     parts += [
         f"Dynamics by {content['simulator']}: squared error of the next observation (mean over its columns) and the "
-        "reward. Distance: from observation and action to the nearest row fitted to, in standard deviations. Clipped: "
-        "rows with a velocity at or near its bound, which do not determine the state. Noise: normal, of a tenth of "
-        "each column's deviation, the same on both observations.",
+        "reward. Distance: from observation and action to the nearest training row, in standard deviations. Clipped: "
+        "rows with a velocity at or near its bound, which do not determine the state. Noise: normal, with a tenth of "
+        "each column's standard deviation, the same on both observations.",
         dynamics_table(sources),
-        f"Median squared error of the next observation by distance, where there are {FEW} rows or more:",
+        f"Median squared error of the next observation by distance, for bins of at least {MIN_ROWS} rows:",
         distance_table(sources),
     ]
     return "\n\n".join(parts)
 
 
 def title(name: str) -> str:
-    """Of a source of rows."""
+    """Display name of a source."""
     return NAMES.get(name, name)
 
 
 def fidelity_table(sources: dict[str, Any]) -> str:
-    """Likeness, memorisation and time."""
+    """Fidelity, memorisation and time, a row per source."""
     header = ("rows", "marginal", "worst column", "correlation", "closer to training", "ratio", "fit, s", "generate, s")
     lines = []
     for name, entry in sources.items():
@@ -53,15 +54,15 @@ def fidelity_table(sources: dict[str, Any]) -> str:
             lines.append([name, "failed", *[None] * 6])
         elif "marginal" in entry:
             memory = entry["memorisation"] or {}
-            likeness = entry["marginal"], min(entry["marginal_by_column"]), entry["correlation"]
+            scores = entry["marginal"], min(entry["marginal_by_column"]), entry["correlation"]
             seconds = entry.get("fit_seconds"), entry.get("sample_seconds")
-            lines.append([title(name), *likeness, memory.get("share_closer"), memory.get("ratio"), *seconds])
+            lines.append([title(name), *scores, memory.get("share_closer"), memory.get("ratio"), *seconds])
     return markdown_table(header, lines)
 
 
 def compression_table(content: dict[str, Any]) -> str:
-    """Numbers in the data over parameters."""
-    counts = {"rows fitted to": ("rows", "fitted"), "whole set": ("set_rows", "whole_set")}
+    """Numbers in the data divided by model parameters."""
+    counts = {"training rows": ("rows", "fitted"), "whole set": ("set_rows", "whole_set")}
     lines = [
         [name, data, content[rows] * content["row_size"], entry["parameters"], entry["compression"][key]]
         for name, entry in content["sources"].items()
@@ -72,7 +73,7 @@ def compression_table(content: dict[str, Any]) -> str:
 
 
 def dynamics_table(sources: dict[str, Any]) -> str:
-    """Distances and errors over all rows of each source."""
+    """Distances and errors, a row per source."""
     header = ("rows", "distance, 10 %", "median", "90 %", "next observation, median", "mean", "reward, median", "mean")
     lines = []
     for name, found in _dynamics(sources).items():
@@ -85,9 +86,9 @@ def dynamics_table(sources: dict[str, Any]) -> str:
 
 def distance_table(sources: dict[str, Any]) -> str:
     """Errors by distance, a column per source."""
-    # the rows fitted to are at distance 0 all of them
+    # Training rows are at distance 0.
     by_source = {
-        name: {part["from"]: part for part in found["bins"] if part["rows"] >= FEW}
+        name: {part["from"]: part for part in found["bins"] if part["rows"] >= MIN_ROWS}
         for name, found in _dynamics(sources).items()
         if name != "real"
     }

@@ -1,81 +1,87 @@
-"""Tables of the documents about the offline benchmark, by name, from the published results.
+"""Generated tables of README and docs/results/offline.md, by name, from the published results.
 
-A cell that is missing is shown as "-"; means are over the data sets that all columns have.
+Missing results are shown as "-". Means are over the data sets that all columns have.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
-from synther_replay.benchmarks.common.statistics import Estimate, mean_estimate
 from synther_replay.benchmarks.offline.results import Column, Result, column, read_results, tasks
-from synther_replay.benchmarks.offline.tables import check_comparable
+from synther_replay.benchmarks.offline.tables import (
+    all_scores,
+    check_comparable,
+    final_scores,
+    interval_cell,
+    mean_cell,
+    score_cell,
+)
 
 ALGORITHMS = {"td3bc": "TD3+BC", "iql": "IQL", "edac": "EDAC", "td3bc-large": "TD3+BC, larger networks"}
 ROWS = {"real": "real rows", "mixed": "half of each", "synther": "synthetic rows"}
 AUGMENTATIONS = ("additive", "multiplicative", "dynamics")
-FEW = "walker2d-medium-replay-regen"
-"""The set of which 15 % were taken."""
+SUBSAMPLED = "walker2d-medium-replay-regen"
+"""Data set of the experiment with 15 % of the rows."""
 SHARE = 15.0
 USUAL_SEEDS = 8
-"""Cells with another number say so."""
+"""Cells with another number of seeds mention it."""
 _SETS = ("random", "medium-replay", "medium", "medium-expert")
 _MAZES = ("umaze", "medium", "large")
-_INTERVALS: dict[tuple[tuple[float, ...], ...], Estimate] = {}
 
 
 def tables(results: Path) -> dict[str, str]:
-    """The tables of the documents by name.
+    """Tables and sentences by name.
 
     Args:
         results: Folder of the published results.
     """
     folder = results / "offline"
-    main, second = read_results(folder / "main"), read_results(folder / "second-draw")
+    main, second, paper, predicted, limits = (
+        read_results(folder / name)
+        for name in ("main", "second-draw", "paper-preset", "predict-terminated", "find-limits")
+    )
     whole = [result for result in main if result.share is None]
     return {
         "readme-offline-15pct": _fifteen_percent_sentence(main, second),
         "offline-means": _means(whole),
-        "offline-td3bc": _by_set("td3bc", _of("locomotion", whole)),
-        "offline-iql": _by_set("iql", _of("locomotion", whole)),
+        "offline-td3bc": _by_set("td3bc", _of_family("locomotion", whole)),
+        "offline-iql": _by_set("iql", _of_family("locomotion", whole)),
         "offline-edac": _by_set("edac", whole),
-        "offline-mazes": _both(_of("mazes", whole), ("real", "synther")),
+        "offline-mazes": _both(_of_family("mazes", whole), ("real", "synther")),
         "offline-mixed": _both([r for r in whole if _kind(r.dataset) == "medium-replay"], tuple(ROWS)),
         "offline-networks": _networks(whole),
         "offline-15pct": _fifteen_percent(main, second),
-        "offline-paper-preset": _beside(main, read_results(folder / "paper-preset"), "`offline()`", "`paper()`"),
-        "offline-predict-terminated": _beside(main, read_results(folder / "predict-terminated"), "without", "with"),
+        "offline-paper-preset": _with_and_without(main, paper, "`offline()`", "`paper()`"),
+        "offline-predict-terminated": _with_and_without(main, predicted, "without", "with"),
         "offline-terminations": _terminations(folder),
-        "offline-find-limits": _beside(main, read_results(folder / "find-limits"), "without", "with"),
+        "offline-find-limits": _with_and_without(main, limits, "without", "with"),
         "offline-corl-check": _corl_check(folder),
     }
 
 
 def find(results: Sequence[Result], dataset: str, algo: str, variant: str, share: float | None = None) -> Result | None:
-    """One result, if it is there."""
+    """The result with these settings; None if there is none."""
     for result in results:
         if (result.dataset, result.algo, result.variant, result.share) == (dataset, algo, variant, share):
             return result
     return None
 
 
-def _of(kind: str, results: Sequence[Result]) -> list[Result]:
+def _of_family(kind: str, results: Sequence[Result]) -> list[Result]:
     return [result for result in results if tasks(result.dataset) == kind]
 
 
 def _by_set(algo: str, results: Sequence[Result]) -> str:
-    """Real against synthetic rows, a row per data set."""
+    """Scores on real and on synthetic rows, a row per data set."""
     return _comparison(ALGORITHMS[algo], {ROWS[v]: column(results, algo, v) for v in ("real", "synther")})
 
 
 def _both(results: Sequence[Result], variants: Sequence[str]) -> str:
-    """TD3+BC and IQL, a table each."""
+    """A table for TD3+BC and one for IQL."""
     columns = {algo: {ROWS[v]: column(results, algo, v) for v in variants} for algo in ("td3bc", "iql")}
     return "\n\n".join(_comparison(ALGORITHMS[algo], own) for algo, own in columns.items() if any(own.values()))
 
@@ -89,20 +95,22 @@ def _networks(results: Sequence[Result]) -> str:
 
 
 def _comparison(title: str, columns: Mapping[str, Column]) -> str:
-    """A row for each data set, and means over those that all columns have."""
-    there = {name: own for name, own in columns.items() if own}
-    datasets = sorted(check_comparable(title, there), key=_order)
+    """A row per data set, and means over the data sets that all columns have."""
+    present = {name: own for name, own in columns.items() if own}
+    datasets = sorted(check_comparable(title, present), key=_order)
     rows: list[list[Any]] = [[_short(name), *(_cell(own.get(name)) for own in columns.values())] for name in datasets]
     common = [name for name in datasets if all(name in own for own in columns.values())]
     if len(common) > 1:
         label = f"mean of {len(common)} sets" + ("" if len(common) == len(datasets) else " that all columns have")
-        rows.append([f"**{label}**", *(_mean(own, common, _last) for own in columns.values())])
-        rows.append([f"**{label}, all evaluations**", *(_mean(own, common, _all) for own in columns.values())])
+        rows.append([f"**{label}**", *(mean_cell(own, common, final_scores) for own in columns.values())])
+        rows.append(
+            [f"**{label}, all evaluations**", *(mean_cell(own, common, all_scores) for own in columns.values())]
+        )
     return markdown_table((title, *columns), rows)
 
 
 def _means(results: Sequence[Result]) -> str:
-    """Means over data sets, a row per algorithm and kind of sets."""
+    """Means over data sets, a row per algorithm and group of data sets."""
     rows = []
     for algo, kind, which in (
         ("td3bc", "locomotion", None),
@@ -119,35 +127,35 @@ def _means(results: Sequence[Result]) -> str:
         check_comparable(ALGORITHMS[algo], dict(enumerate(pair)))
         common = sorted((name for name in pair[0] if name in pair[1]), key=_order)
         if common:
-            cells = [_mean(part, common, scores) for scores in (_last, _all) for part in pair]
+            cells = [mean_cell(part, common, scores) for scores in (final_scores, all_scores) for part in pair]
             rows.append([ALGORITHMS[algo], f"{len(common)} {kind}", *cells])
     heads = ("real rows", "synthetic rows", "real rows, all evaluations", "synthetic rows, all evaluations")
     return markdown_table(("algorithm", "sets", *heads), rows)
 
 
 def _fifteen_percent(main: Sequence[Result], second: Sequence[Result]) -> str:
-    """What is learnt from 15 % of a set, and from all of it."""
+    """Scores with 15 % of the rows and with all rows of a data set."""
     variants = ("real", *AUGMENTATIONS, "synther")
     rows: list[list[Any]] = []
     for algo, results, draw in (("td3bc", main, "first"), ("td3bc", second, "second"), ("iql", main, "first")):
-        cells = [find(results, FEW, algo, variant, SHARE) for variant in variants]
-        cells.append(find(results, FEW, algo, "real"))
+        cells = [find(results, SUBSAMPLED, algo, variant, SHARE) for variant in variants]
+        cells.append(find(results, SUBSAMPLED, algo, "real"))
         title = f"{ALGORITHMS[algo]}, {draw} draw"
         rows.append([title, *(_cell(cell) for cell in cells)])
-        rows.append([f"{title}, all evaluations", *(cell and _bracketed([cell.over_all]) for cell in cells)])
+        rows.append([f"{title}, all evaluations", *(cell and interval_cell([cell.mean_scores]) for cell in cells)])
     head = (
         "15 % real rows",
         *(f"{name} noise" for name in AUGMENTATIONS),
         "synthetic rows of the 15 %",
         "all real rows",
     )
-    return markdown_table((_short(FEW), *head), rows)
+    return markdown_table((_short(SUBSAMPLED), *head), rows)
 
 
 def _fifteen_percent_sentence(main: Sequence[Result], second: Sequence[Result]) -> str:
-    cells = [find(main, FEW, "td3bc", variant, SHARE) for variant in ("real", "synther")]
-    whole = find(main, FEW, "td3bc", "real")
-    again = [find(second, FEW, "td3bc", variant, SHARE) for variant in ("real", "synther")]
+    cells = [find(main, SUBSAMPLED, "td3bc", variant, SHARE) for variant in ("real", "synther")]
+    whole = find(main, SUBSAMPLED, "td3bc", "real")
+    again = [find(second, SUBSAMPLED, "td3bc", variant, SHARE) for variant in ("real", "synther")]
     if None in (*cells, whole):
         return ""
     real, synthetic, full = (f"{cell.scores.mean():.1f}" for cell in (*cells, whole))
@@ -160,21 +168,21 @@ def _fifteen_percent_sentence(main: Sequence[Result], second: Sequence[Result]) 
     return f"{text} A second draw agrees: {again[0].scores.mean():.1f} and {again[1].scores.mean():.1f}."
 
 
-def _beside(main: Sequence[Result], others: Sequence[Result], without: str, with_it: str) -> str:
-    """Cells of another folder beside those of the main one."""
+def _with_and_without(main: Sequence[Result], others: Sequence[Result], without: str, with_it: str) -> str:
+    """Results without and with a change of settings, a row per algorithm and data set."""
     rows = []
     for other in sorted(others, key=lambda r: (list(ALGORITHMS).index(r.algo), _order(r.dataset), r.share is not None)):
         own = find(main, other.dataset, other.algo, other.variant, other.share)
         share = "" if other.share is None else f"{other.share:g} % of "
-        cells = [result and _cell(result) for result in (own, other)]
-        over_all = [result and _bracketed([result.over_all]) for result in (own, other)]
-        rows.append([f"{ALGORITHMS[other.algo]}, {share}{_short(other.dataset)}", *cells, *over_all])
+        last = [_cell(result) for result in (own, other)]
+        mean = [result and interval_cell([result.mean_scores]) for result in (own, other)]
+        rows.append([f"{ALGORITHMS[other.algo]}, {share}{_short(other.dataset)}", *last, *mean])
     heads = (without, with_it, f"{without}, all evaluations", f"{with_it}, all evaluations")
     return markdown_table(("synthetic rows", *heads), rows)
 
 
 def _terminations(folder: Path) -> str:
-    """Whether generated rows end where the task's rule says."""
+    """Precision and recall of generated `terminated` flags, a row per data set and generator."""
     rows = []
     for title, part in (("without", "main"), ("with", "predict-terminated")):
         seen = set()
@@ -189,29 +197,24 @@ def _terminations(folder: Path) -> str:
                     continue
                 share = "" if key[1] is None else f"{100 * key[1]:g} % of "
                 expected = real["terminated"] / real["rows"] * ours["rows"]
-                right, found = (ours["both"] / ours[of] if ours[of] else None for of in ("terminated", "by_rule"))
                 counts = f"{expected:,.0f}", f"{ours['terminated']:,}"
-                percent = [None if value is None else f"{value:.0%}" for value in (right, found)]
-                rows.append([f"{share}{_short(key[0])}", title, *counts, *percent])
-    head = (
-        "set",
-        "`predict_terminated`",
-        "expected ends",
-        "generated ends",
-        "of these right",
-        "of all right ones found",
-    )
+                precision, recall = (
+                    f"{ours['both'] / ours[total]:.0%}" if ours[total] else None for total in ("terminated", "by_rule")
+                )
+                rows.append([f"{share}{_short(key[0])}", title, *counts, precision, recall])
+    title = "generated `terminated` flags against the task's termination rule"
+    head = (title, "`predict_terminated`", "expected count", "generated count", "precision", "recall")
     return markdown_table(head, rows)
 
 
 def _corl_check(folder: Path) -> str:
-    """CORL's own scripts against our learners after as many updates."""
+    """Scores of CORL's own scripts and of this repository after the same number of updates."""
     rows = []
     for path in sorted((folder / "corl-check").glob("*/corl-*.json"), key=lambda path: (path.stem, path), reverse=True):
         theirs = json.loads(path.read_text())
         name = f"{path.stem.removeprefix('corl-')}-real.json"
         ours = _scores_at(folder / "corl-check" / path.parent.name / name, theirs["steps"])
-        if ours is None and name.startswith("td3bc"):  # IQL anneals its policy's rate over the whole of a run
+        if ours is None and name.startswith("td3bc"):  # not IQL: its learning rate schedule depends on the run length
             ours = _scores_at(folder / "main" / path.parent.name / name, theirs["steps"])
         algo = ALGORITHMS[path.stem.removeprefix("corl-")]
         cells = (f"{mean_and_spread(own, 1)} ({len(own)} seeds)" if own else None for own in (theirs["final"], ours))
@@ -226,45 +229,11 @@ def _scores_at(path: Path, step: int) -> list[float] | None:
 
 
 def _cell(result: Result | None) -> str | None:
-    if result is None:
-        return None
-    notes = [] if len(result.scores) == USUAL_SEEDS else [f"{len(result.scores)} seeds"]
-    notes += [f"{result.failed} failed"] if result.failed else []
-    text = f"{mean_and_spread(result.scores.tolist(), 1)} {_interval([result.scores])}"
-    return f"{text} ({', '.join(notes)})" if notes else text
-
-
-def _last(result: Result) -> np.ndarray:
-    return result.scores
-
-
-def _all(result: Result) -> np.ndarray:
-    return result.over_all
-
-
-def _mean(own: Column, datasets: Sequence[str], scores: Callable[[Result], np.ndarray]) -> str:
-    return _bracketed([scores(own[name]) for name in datasets])
-
-
-def _bracketed(scores: Sequence[np.ndarray]) -> str:
-    return f"{_estimate(scores).value:.1f} {_interval(scores)}"
-
-
-def _interval(scores: Sequence[np.ndarray]) -> str:
-    mean = _estimate(scores)
-    return f"[{mean.low:.1f}, {mean.high:.1f}]"
-
-
-def _estimate(scores: Sequence[np.ndarray]) -> Estimate:
-    """Each interval is drawn once: cells are in several tables."""
-    key = tuple(tuple(own.tolist()) for own in scores)
-    if key not in _INTERVALS:
-        _INTERVALS[key] = mean_estimate(scores)
-    return _INTERVALS[key]
+    return score_cell(result, usual_seeds=USUAL_SEEDS)
 
 
 def _short(dataset: str) -> str:
-    """Name of a set; the documents say that all are regenerated."""
+    """Display name of a data set, without the suffix for regenerated ones."""
     return dataset.removesuffix("-regen").replace("-", " ", 1)
 
 
@@ -273,6 +242,6 @@ def _kind(dataset: str) -> str:
 
 
 def _order(dataset: str) -> tuple[str, int]:
-    """By task, and then from little to much skill or from small to large."""
+    """Sort key: task, then skill of the behaviour policy or size of the maze."""
     kind, known = _kind(dataset), _MAZES if tasks(dataset) == "mazes" else _SETS
     return dataset.partition("-")[0], known.index(kind) if kind in known else len(known)

@@ -2,10 +2,10 @@
 
     python benchmarks/figures.py offline --results results/offline
 
-reads `<results>/<dataset>/<cell>.json` and writes `table.md`, which is printed too, and these figures: `offline.png`
-(locomotion), `offline-mazes.png`, `offline-mixed.png` (real, mixed and synthetic rows), `offline-<algorithm>.png`
-(other networks) and the same with `offline-<share>pct` for parts of data sets. What is missing leaves its place empty;
-a damaged file is an error.
+reads `<results>/<dataset>/<cell>.json`, writes and prints `table.md`, and draws `offline.png` (locomotion),
+`offline-mazes.png`, `offline-mixed.png` (real, mixed and synthetic rows) and `offline-<algorithm>.png` (other
+networks). Figures of subsampled data sets are named `offline-<share>pct`. Missing results leave an empty place; damaged
+files are an error.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt  # after the choice of the backend
+import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 from synther_replay.benchmarks.common.files import make_folder_of, writing
+from synther_replay.benchmarks.common.plotting import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, save_figure
 from synther_replay.benchmarks.common.statistics import COVERAGE, mean_estimate
 from synther_replay.benchmarks.offline.results import (
     VARIANTS,
@@ -35,33 +35,30 @@ from synther_replay.benchmarks.offline.results import (
 )
 from synther_replay.benchmarks.offline.tables import table
 
-matplotlib.use("Agg")
-
-# the colours of Okabe and Ito, which colour-blind readers tell apart
-COLOURS = dict(zip(VARIANTS, ("#000000", "#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2"), strict=True))
-DOCUMENTED = ("offline", "offline-mazes", "offline-15pct")
-"""Figures of the documents."""
+COLOURS = dict(zip(VARIANTS, (BLACK, SKY_BLUE, ORANGE, GREEN, PURPLE, BLUE), strict=True))
+DOCS_FIGURES = ("offline", "offline-mazes", "offline-15pct")
+_DPI = 150
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """What to draw, by the names of the files: algorithms as they are, then mixtures, then other networks."""
+    """Results to draw, by file name: default networks, then mixed rows, then other networks."""
     found: dict[str, list[Result]] = {}
     for share in shares(results):
         name = "offline" if share is None else f"offline-{share:g}pct"
         of_share = [result for result in results if result.share == share]
         unmixed = without_mixtures(of_share)
         pairs = with_other_networks(unmixed)
-        elsewhere = {other for _, other in pairs}
-        usual = [result for result in unmixed if result.algo not in elsewhere]
-        found[name] = [result for result in usual if tasks(result.dataset) == "locomotion"]
-        found[f"{name}-mazes"] = [result for result in usual if tasks(result.dataset) == "mazes"]
+        others = {other for _, other in pairs}
+        default = [result for result in unmixed if result.algo not in others]
+        found[name] = [result for result in default if tasks(result.dataset) == "locomotion"]
+        found[f"{name}-mazes"] = [result for result in default if tasks(result.dataset) == "mazes"]
         found[f"{name}-mixed"] = with_mixtures(of_share)
         found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
     return {name: shown for name, shown in found.items() if shown}
 
 
 def draw(shown: Sequence[Result]) -> Any:
-    """Bars by data set and by what was learnt from, a panel for each algorithm; the panels share both scales."""
+    """Bars by data set and training rows, a panel per algorithm; panels share both axes."""
     counts = Counter(result.algo for result in shown)
     algos = sorted(counts, key=lambda algo: (-counts[algo], algo))
     datasets = list(dict.fromkeys(result.dataset for result in shown))
@@ -94,40 +91,40 @@ def draw(shown: Sequence[Result]) -> Any:
     updates = "/".join(f"{count:,}" for count in sorted({result.steps for result in shown}))
     (share,) = {result.share for result in shown}
     rows = "" if share is None else f" {share:g} % of each data set."
-    how = f"Bars: mean at the last evaluation, with its {COVERAGE} % bootstrap interval."
-    figure.supxlabel(f"{how}{rows}\n{seeds} seeds, {updates} updates.", fontsize=8)
+    legend = f"Bars: mean at the last evaluation, with its {COVERAGE} % bootstrap interval."
+    figure.supxlabel(f"{legend}{rows}\n{seeds} seeds, {updates} updates.", fontsize=8)
     return figure
 
 
 def _note(result: Result | None) -> str:
-    """What a bar does not say by itself."""
+    """Text at a bar: a missing result or failed seeds."""
     if result is None:
-        return "no result"  # not begun, or not finished: the files do not say
+        return "no result"
     return f"{result.failed} of {len(result.scores)} failed" if result.failed else ""
 
 
-def draw_documented(results: Path, out: Path) -> None:
-    """The figures of the documents.
+def draw_for_docs(results: Path, out: Path) -> None:
+    """Draw the figures of the documentation.
 
     Args:
         results: Folder of the published results.
-        out: Folder to write to.
+        out: Output folder.
     """
-    # EDAC has few of the data sets
+    # EDAC has results on three data sets only.
     shown = figures([r for r in read_results(results / "offline" / "main") if not r.algo.startswith("edac")])
-    for name in DOCUMENTED:
+    for name in DOCS_FIGURES:
         if name in shown:
-            _save(draw(shown[name]), out / f"{name}.png")
+            save_figure(draw(shown[name]), out / f"{name}.png", dpi=_DPI)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the command line."""
-    parser.add_argument("--results", type=Path, default=Path("results") / "offline", help="folder to read")
-    parser.add_argument("--out", type=Path, help="folder to write to; the results' own when left out")
+    """Add the command-line options."""
+    parser.add_argument("--results", type=Path, default=Path("results") / "offline", help="input folder")
+    parser.add_argument("--out", type=Path, help="output folder (default: the input folder)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write and print what the command line asks for."""
+    """Print and write the table, and draw the figures."""
     out = args.out or args.results
     results = read_results(args.results)
     text = table(results)
@@ -136,10 +133,4 @@ def run(args: argparse.Namespace) -> None:
     with writing(out / "table.md") as path:
         path.write_text(text)
     for name, shown in figures(results).items():
-        _save(draw(shown), out / f"{name}.png")
-
-
-def _save(figure: Any, path: Path) -> None:
-    with writing(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
-    plt.close(figure)
+        save_figure(draw(shown), out / f"{name}.png", dpi=_DPI)

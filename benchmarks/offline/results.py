@@ -11,28 +11,27 @@ from typing import Any
 import numpy as np
 
 VARIANTS = ("real", "additive", "multiplicative", "dynamics", "mixed", "synther")
-"""What agents learnt from, in the order of columns."""
+"""Kinds of training rows, in the order of table columns."""
 DIGEST = "dataset_digest"
 KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows")
 KEYS += ("final", "curve")
-# Settings and origin: a number without them is not published.
+# Settings and origin; results without them are refused.
 KEYS += ("preset", "settings", "wall_seconds", "machine", "versions", "command", "commit")
-_WAYS = ("rows", "real_ratio", "episodes")  # settings that must agree within a comparison
-# Settings of the generator that may differ: some sets get more training or width, as in the paper. Offline nothing is
-# refitted.
-_MORE = ("width", "steps")
-_FREE = (*_MORE, "refit_steps")
-# Values of settings that files of older commits lack.
-_UNKNOWN = {
-    "predict_linearly": False,
+MUST_MATCH = ("rows", "real_ratio", "episodes")  # settings that must be equal within a column
+# Generator options that may differ within a column: some data sets use a larger network or more training steps, as in
+# the paper. `refit_steps` is not used offline.
+SIZE_OPTIONS = ("width", "steps")
+MAY_DIFFER = (*SIZE_OPTIONS, "refit_steps")
+# Values of options that result files of older commits lack.
+DEFAULTS_OF_OLD_FILES = {
     "noise_mean": -1.2,
     "noise_std": 1.2,
     "unsquash_actions": False,
     "predict_terminated": False,
     "find_limits": False,
 }
-_MIXTURE = "mixed"  # tried on few sets, and so compared with the others on those alone
-_CHECK = "corl-"  # beginning of the files of CORL's own scripts, which check our learners
+MIXED = "mixed"  # half real, half synthetic rows; run on few data sets and compared on those only
+CORL_PREFIX = "corl-"  # file name prefix of results of CORL's own scripts
 
 
 @dataclass(frozen=True)
@@ -42,37 +41,37 @@ class Result:
     Attributes:
         dataset: Name of the data set.
         algo: Name of the algorithm, with `-large` for larger networks and `-precise` for fp32.
-        usual: The same with its default networks; None if it has them.
-        variant: What was learnt from, one of `VARIANTS`.
-        steps: Updates that the agents made.
-        share: Share of the data set that was used, in per cent; None for all of it.
+        base_algo: Name of the algorithm with default networks; None if this result has default networks.
+        variant: Kind of training rows, one of `VARIANTS`.
+        steps: Number of updates.
+        share: Percentage of the data set that was used; None for the full data set.
         regenerated: Whether the data set is regenerated, not D4RL's own file.
-        scores: Final scores ``(seeds,)``; a failed seed has 0, as a random policy would.
-        over_all: Means over all evaluations ``(seeds,)``.
-        evaluations: Updates at each evaluation.
-        failed: Number of seeds that failed at the last evaluation.
-        rows: Identity of the real rows: their number, command and digest.
-        ways: Settings that must agree within a column of a table.
-        generator: Settings of the generator that may differ between data sets; None without a generator.
+        scores: Final scores ``(seeds,)``; a failed seed has 0, the score of a random policy.
+        mean_scores: Means over all evaluations ``(seeds,)``.
+        evaluations: Number of updates at each evaluation.
+        failed: Number of seeds without a score at the last evaluation.
+        source: Number, command and digest of the real rows.
+        matched: Settings that must be equal within a column of a table.
+        generator: Generator sizes, which may differ between data sets; None without a generator.
     """
 
     dataset: str
     algo: str
-    usual: str | None
+    base_algo: str | None
     variant: str
     steps: int
     share: float | None
     regenerated: bool
     scores: np.ndarray
-    over_all: np.ndarray
+    mean_scores: np.ndarray
     evaluations: tuple[int, ...]
     failed: int
-    rows: Mapping[str, Any]
-    ways: Mapping[str, Any]
+    source: Mapping[str, Any]
+    matched: Mapping[str, Any]
     generator: Mapping[str, int] | None
 
 
-def read_result(path: Path) -> Result:
+def read_cell(path: Path) -> Result:
     """Read and check one result file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -82,19 +81,19 @@ def read_result(path: Path) -> Result:
     if missing:
         raise ValueError(f"{path}: expected the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
     variant = content["augment"] or content["data"]
-    alone = not content["augment"] or content["data"] == "real"  # augmented synthetic rows have no place here
-    if variant not in VARIANTS or not alone:
+    supported = not content["augment"] or content["data"] == "real"  # augmented synthetic rows are not supported
+    if variant not in VARIANTS or not supported:
         raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)}")
     scores, curve, evaluations = _scores(path, content)
-    if content["dataset"] != path.parent.name:  # a file that was copied would be shown as something it is not
+    if content["dataset"] != path.parent.name:  # a copied file would be shown under the wrong name
         raise ValueError(f"{path}: expected the data set of the folder's name, got {content['dataset']!r}")
     share = None if content["subsample"] is None else 100 * content["subsample"]
     settings, generator = content["settings"], content["settings"].get("generator") or {}
-    precise = "-precise" if content.get("precise") else ""  # which older ones do not know
+    precise = "-precise" if content.get("precise") else ""  # absent in older files
     if content["data"] == "real":
-        ways = {}
+        options = {}
     else:
-        ways = {key: value for key, value in {**_UNKNOWN, **generator}.items() if key not in _FREE}
+        options = {k: value for k, value in {**DEFAULTS_OF_OLD_FILES, **generator}.items() if k not in MAY_DIFFER}
     return Result(
         content["dataset"],
         content["algo"] + (f"-{content['network']}" if content["network"] else "") + precise,
@@ -108,13 +107,13 @@ def read_result(path: Path) -> Result:
         evaluations,
         int(np.isnan(scores).sum()),
         {key: content.get(key) for key in ("real_rows", "dataset_command", DIGEST)},
-        {"preset": content["preset"], **{key: settings.get(key) for key in _WAYS}, **ways},
-        {key: generator[key] for key in _MORE if key in generator} or None,
+        {"preset": content["preset"], **{key: settings.get(key) for key in MUST_MATCH}, **options},
+        {key: generator[key] for key in SIZE_OPTIONS if key in generator} or None,
     )
 
 
 def _scores(path: Path, content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Final scores of the seeds, those at all evaluations, and when these were; NaN for a seed that failed."""
+    """Final scores, scores at all evaluations, and updates at each evaluation; NaN for failed seeds."""
     seeds = len(content["seeds"])
     try:
         evaluations = tuple(point["step"] for point in content["curve"])
@@ -123,49 +122,50 @@ def _scores(path: Path, content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndar
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected a final score for each seed, and one at each evaluation") from error
     if not curve.size or not np.array_equal(final, curve[-1], equal_nan=True):
-        raise ValueError(f"{path}: expected final scores that are those of the last evaluation")
+        raise ValueError(f"{path}: expected final scores equal to those of the last evaluation")
     return final, curve, evaluations
 
 
 def read_results(folder: Path) -> list[Result]:
-    """All result files of a folder but those that only check our learners."""
-    paths = [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith(_CHECK)]
-    results = [read_result(path) for path in paths]
+    """Read all result files of a folder, except those of CORL's own scripts."""
+    paths = [path for path in sorted(folder.glob("*/*.json")) if not path.name.startswith(CORL_PREFIX)]
+    results = [read_cell(path) for path in paths]
     if not results:
         raise ValueError(f"{folder}: expected result files such as hopper-medium-regen/td3bc-real.json, found none")
     return results
 
 
 def with_mixtures(results: Sequence[Result]) -> list[Result]:
-    """Results of algorithms that have learnt from mixtures, on the data sets where one of them has."""
-    mixed = [result for result in results if result.variant == _MIXTURE]
+    """Results of the algorithms and data sets that have a result on mixed rows."""
+    mixed = [result for result in results if result.variant == MIXED]
     algos, sets = {result.algo for result in mixed}, {result.dataset for result in mixed}
     return [result for result in results if result.algo in algos and result.dataset in sets]
 
 
 def without_mixtures(results: Sequence[Result]) -> list[Result]:
-    """All others."""
-    return [result for result in results if result.variant != _MIXTURE]
+    """Results on real or synthetic rows alone."""
+    return [result for result in results if result.variant != MIXED]
 
 
 def with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """By an algorithm and the same with other networks: results of both on the data sets that the latter has."""
+    """Results with default and other networks on the same data sets, by the names of both algorithms."""
     algos = {result.algo for result in results}
     found = {}
-    for usual, other in sorted({(r.usual, r.algo) for r in results if r.usual is not None and r.usual in algos}):
+    pairs = {(r.base_algo, r.algo) for r in results if r.base_algo is not None and r.base_algo in algos}
+    for base, other in sorted(pairs):
         sets = {result.dataset for result in results if result.algo == other}
-        found[usual, other] = [r for r in results if r.algo in (usual, other) and r.dataset in sets]
+        found[base, other] = [r for r in results if r.algo in (base, other) and r.dataset in sets]
     return found
 
 
 def shares(results: Sequence[Result]) -> list[float | None]:
-    """All data first, then by falling share."""
+    """Shares of the results: the full data set (None) first, then in descending order."""
     found = {result.share for result in results}
     return [*([None] if None in found else []), *sorted((s for s in found if s is not None), reverse=True)]
 
 
 def tasks(dataset: str) -> str:
-    """The kind of tasks that a data set is of."""
+    """Task family of a data set: "mazes" or "locomotion"."""
     return "mazes" if dataset.startswith("maze2d") else "locomotion"
 
 
@@ -174,16 +174,19 @@ Column = Mapping[str, Result]
 
 
 def column(results: Sequence[Result], algo: str, variant: str) -> Column:
-    """Results that are compared with each other: those of a column are made in the same way."""
+    """Results of one algorithm and variant; refuses results with different settings."""
     found = [result for result in results if (result.algo, result.variant) == (algo, variant)]
-    own = {result.dataset: result for result in found}
-    if len(own) < len(found):
-        twice = next(name for name in own if sum(result.dataset == name for result in found) > 1)
-        raise ValueError(f"{algo} {variant}: expected one result on {twice}, there are several files")
+    by_dataset = {result.dataset: result for result in found}
+    if len(by_dataset) < len(found):
+        twice = next(name for name in by_dataset if sum(result.dataset == name for result in found) > 1)
+        raise ValueError(f"{algo} {variant}: expected one result on {twice}, got several files")
     for kind in ("locomotion", "mazes"):
-        first, *others = [result for name, result in own.items() if tasks(name) == kind] or [None]
+        first, *others = [result for name, result in by_dataset.items() if tasks(name) == kind] or [None]
         for other in others:
-            if differing := [key for key, value in first.ways.items() if other.ways.get(key) != value]:
-                what = f"{differing[0]} {first.ways[differing[0]]!r} and {other.ways.get(differing[0])!r}"
-                raise ValueError(f"{algo} {variant}: {first.dataset} and {other.dataset} do not compare, with {what}")
-    return own
+            if differing := [key for key, value in first.matched.items() if other.matched.get(key) != value]:
+                name = differing[0]
+                raise ValueError(
+                    f"{algo} {variant}: expected the same {name}, got {first.matched[name]!r} on {first.dataset} and "
+                    f"{other.matched.get(name)!r} on {other.dataset}"
+                )
+    return by_dataset

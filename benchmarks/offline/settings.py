@@ -16,10 +16,7 @@ from synther_replay.benchmarks.agents.iql import IQLSettings, StackedIQL
 from synther_replay.benchmarks.agents.offline_base import OfflineLearner, OfflineSettings
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
-from synther_replay.benchmarks.common.command_line import (
-    GENERATOR_PRESETS,
-    build_generator_config,
-)
+from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS, build_generator_config
 from synther_replay.benchmarks.data.download import ADDRESSES, RECIPES, REGENERATED
 from synther_replay.benchmarks.environments.scores import TASK_COLUMNS
 from synther_replay.benchmarks.environments.simulators import simulator_of

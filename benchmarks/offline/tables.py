@@ -1,19 +1,20 @@
-"""Scores of the offline benchmark as tables in Markdown.
+"""Markdown tables of the offline benchmark.
 
-Scores are D4RL's, of the last evaluation; means over data sets are also given over all
-evaluations, which depends less on chance.
+Scores are D4RL-normalised scores of the last evaluation. Means over data sets are also given over all evaluations,
+which reduces their variance.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
-from synther_replay.benchmarks.common.statistics import COVERAGE, mean_estimate
+from synther_replay.benchmarks.common.statistics import COVERAGE, Estimate, mean_estimate
 from synther_replay.benchmarks.offline.results import (
     DIGEST,
     VARIANTS,
@@ -31,57 +32,57 @@ _EDAC_UPDATES = 3_000_000
 
 
 def table(results: Sequence[Result]) -> str:
-    """Scores of each algorithm by data set and by what was learnt from, then mixtures and other networks."""
+    """All tables with a legend: a table per algorithm, then mixed rows, then other networks."""
     blocks = []
     for share in shares(results):
         shown = [result for result in results if result.share == share]
-        of_what = "" if share is None else f", {share:g} % of each data set"
+        share_note = "" if share is None else f", {share:g} % of each data set"
         unmixed = without_mixtures(shown)
-        for what, part in (("", unmixed), (", mixtures", with_mixtures(shown))):
+        for note, part in (("", unmixed), (", mixtures", with_mixtures(shown))):
             for algo in sorted({result.algo for result in part}):
-                blocks.append(_block(algo + what + of_what, {v: column(part, algo, v) for v in VARIANTS}))
+                blocks.append(_block(algo + note + share_note, {v: column(part, algo, v) for v in VARIANTS}))
         for both_algos, both in with_other_networks(unmixed).items():
             pairs = itertools.product(both_algos, VARIANTS)
-            blocks.append(_block(f"networks{of_what}", {f"{a}, {v}": column(both, a, v) for a, v in pairs}))
+            blocks.append(_block(f"networks{share_note}", {f"{a}, {v}": column(both, a, v) for a, v in pairs}))
     return "\n\n".join([_legend(results), *blocks]) + "\n"
 
 
 def _block(title: str, columns: Mapping[str, Column]) -> str:
-    """One table: a row for each data set, and means over those that the first column shares with another."""
+    """One table: a row per data set, and means over the data sets that the first column and another one have."""
     columns = {name: own for name, own in columns.items() if own}
     datasets = check_comparable(title, columns)
     found = [result for own in columns.values() for result in own.values()]
-    rows: list[list[Any]] = [[name, *(_cell(own.get(name)) for own in columns.values())] for name in datasets]
+    rows: list[list[Any]] = [[name, *(score_cell(own.get(name)) for own in columns.values())] for name in datasets]
     first = next(iter(columns.values()))
     regenerated = {result.dataset for result in found if result.regenerated}
     for kind, of_kind in _kinds(datasets, regenerated).items():
         evaluated = {result.evaluations for result in found if result.dataset in of_kind}
-        # Columns may differ in the data sets that they have. None is compared over others than its neighbours are.
+        # Means use only data sets that both columns have.
         shared = [tuple(name for name in of_kind if name in first and name in own) for own in columns.values()]
         groups = {of_kind[0]: tuple(of_kind)} if len(of_kind) == 1 else {}
         for common in sorted({names for names in shared if len(names) > 1}, key=len, reverse=True):
             which = "" if len(common) == len(of_kind) else f" ({', '.join(common)})"
             label = f"mean of {len(common)}{which}, {kind}"
             groups[label] = common
-            rows.append([label, *(_mean(own, common, lambda result: result.scores) for own in columns.values())])
+            rows.append([label, *(mean_cell(own, common, final_scores) for own in columns.values())])
         if len(evaluated.pop()) > 1:
             for label, common in groups.items():
-                means = (_mean(own, common, lambda result: result.over_all) for own in columns.values())
+                means = (mean_cell(own, common, all_scores) for own in columns.values())
                 rows.append([f"{label}, all evaluations", *means])
     return markdown_table((title, *columns), rows)
 
 
 def check_comparable(title: str, columns: Mapping[str, Column]) -> list[str]:
-    """Refuse results of unlike length, rows or evaluations in one table; gives the names of its data sets."""
+    """Names of the data sets of a table; refuses runs of different length, real rows or evaluation steps."""
     found = [result for own in columns.values() for result in own.values()]
     lengths = {result.steps for result in found}
     if len(lengths) > 1:
         raise ValueError(f"{title}: expected runs of the same length, got {sorted(lengths)} updates")
     datasets = list(dict.fromkeys(result.dataset for result in found))
     for name in datasets:
-        made = [own[name].rows for own in columns.values() if name in own]
-        if any(not _same(one, other) for one, other in itertools.combinations(made, 2)):
-            raise ValueError(f"{title}: expected results on the same {name}, got {made}")
+        sources = [own[name].source for own in columns.values() if name in own]
+        if any(not _same_source(one, other) for one, other in itertools.combinations(sources, 2)):
+            raise ValueError(f"{title}: expected results on the same {name}, got {sources}")
     for of_kind in _kinds(datasets, {result.dataset for result in found if result.regenerated}).values():
         evaluated = {result.evaluations for result in found if result.dataset in of_kind}
         if len(evaluated) > 1:
@@ -89,71 +90,100 @@ def check_comparable(title: str, columns: Mapping[str, Column]) -> list[str]:
     return datasets
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether results are of the same rows, as far as both say it: early ones have no digest."""
+def _same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two results used the same real rows; digests are compared if both have a digest."""
     return all(one[key] == other[key] for key in one if key != DIGEST or None not in (one[key], other[key]))
 
 
-def _mean(own: Column, datasets: Sequence[str], scores: Callable[[Result], np.ndarray]) -> str | None:
-    """Over data sets, if the column has them all."""
+def final_scores(result: Result) -> np.ndarray:
+    """Scores ``(seeds,)`` of the last evaluation."""
+    return result.scores
+
+
+def all_scores(result: Result) -> np.ndarray:
+    """Mean scores ``(seeds,)`` over all evaluations."""
+    return result.mean_scores
+
+
+def mean_cell(own: Column, datasets: Sequence[str], scores: Callable[[Result], np.ndarray]) -> str | None:
+    """Mean over data sets with its interval; None if the column lacks one of them."""
     if not all(name in own for name in datasets):
         return None
-    mean = mean_estimate([scores(own[name]) for name in datasets])
+    return interval_cell([scores(own[name]) for name in datasets])
+
+
+def interval_cell(scores: Sequence[np.ndarray]) -> str:
+    """Mean over data sets of scores ``(seeds,)``, with its interval."""
+    mean = _estimate(tuple(tuple(own.tolist()) for own in scores))
     return f"{mean.value:.1f} [{mean.low:.1f}, {mean.high:.1f}]"
 
 
+def score_cell(result: Result | None, *, usual_seeds: int | None = None) -> str | None:
+    """Mean, standard deviation and interval of a result; None without a result.
+
+    Args:
+        result: The result.
+        usual_seeds: Number of seeds that the cell does not mention.
+    """
+    if result is None:
+        return None
+    count = len(result.scores)
+    notes = [] if count == usual_seeds else [f"{count} seeds"]
+    notes += [f"{result.failed} failed"] if result.failed else []
+    interval = interval_cell([result.scores]).partition(" ")[2]
+    text = f"{mean_and_spread(result.scores.tolist(), 1)} {interval}"
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+@cache
+def _estimate(scores: tuple[tuple[float, ...], ...]) -> Estimate:
+    """Bootstrap estimate; cached because cells are in several tables."""
+    return mean_estimate([np.array(own) for own in scores])
+
+
 def _kinds(datasets: Sequence[str], regenerated: Container[str]) -> dict[str, list[str]]:
-    """Data sets whose mean makes sense: tasks of a kind, and official or regenerated."""
+    """Data sets to average over, by task family and by official or regenerated."""
     found: dict[str, list[str]] = {}
     for name in datasets:
         found.setdefault(f"{tasks(name)}, {'regenerated' if name in regenerated else 'official'}", []).append(name)
     return found
 
 
-def _cell(result: Result | None) -> str | None:
-    if result is None:
-        return None
-    failed = f", {result.failed} failed" if result.failed else ""
-    mean = mean_estimate([result.scores])
-    interval = f"[{mean.low:.1f}, {mean.high:.1f}]"
-    return f"{mean_and_spread(result.scores.tolist(), 1)} {interval} ({len(result.scores)} seeds{failed})"
-
-
 def _legend(results: Sequence[Result]) -> str:
     regenerated = sorted({result.dataset for result in results if result.regenerated})
     official = sorted({result.dataset for result in results if not result.regenerated})
     parts = [
-        "D4RL-normalised scores of the last evaluation, or over all of them where it says so: mean and standard "
-        "deviation over seeds, of which a failed one counts as 0.",
+        'D4RL-normalised scores of the last evaluation (rows "all evaluations": mean over all of them): mean and '
+        "standard deviation over seeds. A failed seed scores 0.",
         f"Brackets: {COVERAGE} % bootstrap interval of the mean, seeds drawn within each data set.",
         "The seeds of a cell share one subsample and one set of synthetic rows; the intervals do not include their "
         "variance.",
         "Policies are evaluated on Gymnasium's -v5 tasks for regenerated sets, on -v4 for D4RL's own files.",
     ]
-    parts += _unlike_generators(results)
+    parts += _generator_sizes_note(results)
     if any(result.algo.startswith("edac") and result.steps < _EDAC_UPDATES for result in results):
         parts.append(f"CORL trains EDAC for {_EDAC_UPDATES:,} updates; these runs are shorter.")
     if regenerated:
-        parts.append(f"Regenerated by us, not D4RL's own files: {', '.join(regenerated)}.")
+        parts.append(f"Regenerated data sets, not D4RL's own files: {', '.join(regenerated)}.")
     if official:
         parts.append(f"D4RL's own files: {', '.join(official)}.")
     return " ".join(parts)
 
 
 def _generators(results: Sequence[Result]) -> dict[tuple[str, float | None], Mapping[str, int]]:
-    """Size of the one generator of each data set, or of a share of it."""
+    """Generator sizes by data set and share; refuses different sizes on the same rows."""
     sizes: dict[tuple[str, float | None], Mapping[str, int]] = {}
     for result in results:
         if result.generator is not None:
             size = sizes.setdefault((result.dataset, result.share), result.generator)
             if size != result.generator:
-                what = f"{dict(size)} and {dict(result.generator)}"
-                raise ValueError(f"{result.dataset}: expected one generator for all algorithms, got {what}")
+                both = f"{dict(size)} and {dict(result.generator)}"
+                raise ValueError(f"{result.dataset}: expected one generator for all algorithms, got {both}")
     return sizes
 
 
-def _unlike_generators(results: Sequence[Result]) -> list[str]:
-    """Which data sets had generators of which size, if they are not all the same."""
+def _generator_sizes_note(results: Sequence[Result]) -> list[str]:
+    """A sentence with the generator sizes of the data sets; empty if all are equal."""
     sets: dict[tuple[tuple[str, int], ...], set[str]] = {}
     for (dataset, share), size in _generators(results).items():
         sets.setdefault(tuple(size.items()), set()).add(dataset if share is None else f"{share:g} % of {dataset}")

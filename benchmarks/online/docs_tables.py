@@ -1,4 +1,4 @@
-"""Tables of the documents about the online benchmark, by name, from the published results."""
+"""Generated tables of README and docs/results/online.md, by name, from the published results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ABLATION = {
 
 
 def tables(results: Path) -> dict[str, str]:
-    """The tables of the documents by name.
+    """Tables by name.
 
     Args:
         results: Folder of the published results.
@@ -61,7 +61,7 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def _aggregate(runs: Sequence[Run]) -> str:
-    """The aggregates of the main table at other steps and without the task with the clearest difference."""
+    """Aggregates of the main table at other steps, and without the task with the largest difference."""
     without = [run for run in runs if run.task != "HalfCheetah-v5"]
     rows = []
     for title, those, step in (
@@ -100,7 +100,7 @@ def _stable_baselines(main: Path) -> str:
 
 
 def _ablation(folder: Path) -> str:
-    """Settings of the generator, a column per task."""
+    """Returns by generator setting, a column per task."""
     tasks = [task for task in TASKS if (folder / task).is_dir()]
     rows = []
     for name, title in _ABLATION.items():

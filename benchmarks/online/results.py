@@ -12,9 +12,9 @@ import numpy as np
 from synther_replay.benchmarks.common.statistics import Comparison, compare
 from synther_replay.benchmarks.environments.scores import SCORE_RANGE, TASKS, normalise
 
-SUBJECT = "synther-fast"  # what the others are compared with
+SUBJECT = "synther-fast"  # algorithm that the others are compared with
 KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
-# the last four are where a number comes from, without which it is not published
+# The last four state the origin of a result; results without them are refused.
 KEYS = ("env", "algo", "preset", "seeds", "utd", "steps", "curve", "wall_seconds")
 KEYS += ("machine", "versions", "command", "commit")
 PARTS = ("env", "learner", "fit", "generate", "evaluate")
@@ -25,14 +25,14 @@ class Run:
     """One result file: all seeds of an algorithm on a task.
 
     Attributes:
-        path: Where it was read.
+        path: Path of the result file.
         task: Name of the environment.
         algorithm: File name without its ending, e.g. `synther-fast`.
-        budget: Environment steps that the run was meant to last.
-        steps: Where the policy was evaluated, ``(points,)``, rising.
-        returns: Of every seed there, ``(seeds, points)``; NaN where the seed had failed.
-        wall_seconds: `total` and those of its `PARTS` that were counted, of all seeds together.
-        machine: What it ran on, in words.
+        budget: Planned number of environment steps.
+        steps: Environment steps at each evaluation, ``(points,)``, increasing.
+        returns: Mean returns of each evaluation, ``(seeds, points)``; NaN for a failed seed.
+        wall_seconds: `total` and the timed ones of `PARTS`, of all seeds together.
+        machine: Description of the machine.
     """
 
     path: Path
@@ -61,7 +61,7 @@ def read_run(path: Path) -> Run:
     _expect(isinstance(content, dict), path, "a JSON object")
     missing = [key for key in KEYS if key not in content]
     _expect(not missing, path, f"the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
-    form = 'curve to be a list of {"step": int, "returns": [a number or null for each of the seeds]}, steps rising'
+    form = 'curve to be a list of {"step": int, "returns": [a number or null for each of the seeds]}, steps increasing'
     try:
         steps = np.array([point["step"] for point in content["curve"]])
         returns = np.array([point["returns"] for point in content["curve"]], dtype=float).T
@@ -69,13 +69,13 @@ def read_run(path: Path) -> Run:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected {form}: {error!r}") from error
     _expect(isinstance(content["steps"], int), path, f"steps to be a number of steps, got {content['steps']!r}")
-    rising = steps.dtype.kind == "i" and bool((np.diff(steps) > 0).all())
-    _expect(rising and seeds > 0 and returns.shape == (seeds, len(steps)), path, form)
+    increasing = steps.dtype.kind == "i" and bool((np.diff(steps) > 0).all())
+    _expect(increasing and seeds > 0 and returns.shape == (seeds, len(steps)), path, form)
     wall = content["wall_seconds"]
     timed = isinstance(wall, dict) and all(isinstance(wall.get(part, 0), int | float) for part in ("total", *PARTS))
-    parts = f"numbers for those of {', '.join(PARTS)} that are there"
-    _expect(timed and wall.get("total", 0) > 0, path, f"wall_seconds of total (positive), and {parts}")
-    # a file that was copied or renamed would be drawn as something it is not
+    parts = f"optional numbers for {', '.join(PARTS)}"
+    _expect(timed and wall.get("total", 0) > 0, path, f"wall_seconds with a positive total and {parts}")
+    # A copied or renamed file would be drawn under the wrong name.
     named = (content["algo"], f"{content['algo']}-{content['preset']}")
     _expect(content["env"] == path.parent.name, path, f"env to be the folder's name, not {content['env']!r}")
     _expect(path.stem in named or path.stem not in KNOWN, path, f"algo and preset as in the file's name, got {named}")
@@ -85,7 +85,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequence[str] | None = None) -> list[Run]:
-    """The result files of a folder, by default of the six tasks and the known algorithms; what is named must exist."""
+    """Read the result files of a folder, by default of all `TASKS` and `KNOWN` algorithms; given names must exist."""
     names = [f"{task}/{name}.json" for task in tasks or TASKS for name in algorithms or KNOWN]
     paths = [folder / name for name in dict.fromkeys(names)]
     runs = [read_run(path) for path in paths if path.is_file()]
@@ -100,7 +100,7 @@ def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequ
 
 
 def reported_step(runs: Sequence[Run], step: int | None = None) -> int:
-    """The step that the table is about: `step`, or the end of the shortest run; all must have been evaluated there."""
+    """Step to report: `step`, or the end of the shortest run; all runs must have an evaluation there."""
     if step is None:
         step = min(run.budget for run in runs)
     for run in runs:
@@ -109,13 +109,13 @@ def reported_step(runs: Sequence[Run], step: int | None = None) -> int:
 
 
 def algorithms(runs: Sequence[Run]) -> list[str]:
-    """Names of the algorithms, the known ones in their order and then the others."""
+    """Names of the algorithms: first those of `KNOWN` in that order, then the others."""
     names = list(dict.fromkeys(run.algorithm for run in runs))
     return [name for name in KNOWN if name in names] + [name for name in names if name not in KNOWN]
 
 
 def compare_runs(runs: Sequence[Run], step: int, subject: str = SUBJECT) -> Comparison:
-    """Aggregate over the tasks that can be normalised and that the most complete algorithms have."""
+    """Aggregate over the tasks in `SCORE_RANGE` that the most complete algorithms have."""
     scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in algorithms(runs)}
     for run in runs:
         if run.task in SCORE_RANGE:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
-from synther_replay.benchmarks.common.command_line import PRESETS, build_generator_config
+from synther_replay.benchmarks.common.generator_settings import PRESETS, build_generator_config
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
 from synther_replay.replay.mixing import check_real_ratio

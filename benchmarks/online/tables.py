@@ -1,4 +1,4 @@
-"""Returns and times of the online benchmark as tables in Markdown."""
+"""Markdown tables of the online benchmark: returns and wall-clock times."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def score_table(
     """A row per task, then the aggregates, a column per algorithm.
 
     Args:
-        runs: What to show.
-        step: Environment steps at which to show it.
-        found: The aggregates.
-        titles: Of the columns, for documents, which say elsewhere how many seeds there are.
-        subject: Whose probability of improvement is in the last row.
+        runs: Runs to show.
+        step: Environment step to report.
+        found: Aggregates over tasks.
+        titles: Column titles by algorithm; with them, cells omit the number of seeds.
+        subject: Algorithm whose probability of improvement is in the last row.
     """
     names, by_name = algorithms(runs), {(run.task, run.algorithm): run for run in runs}
     rows: list[list[Any]] = []
     for task in dict.fromkeys(run.task for run in runs):
         own = {name: by_name[task, name].at(step) for name in names if (task, name) in by_name}
-        # only those of which no seed failed: to leave the failed ones out would reward an algorithm that crashes
+        # Only algorithms without failed seeds: excluding failed seeds would favour algorithms that crash.
         means = {name: np.mean(returns) for name, returns in own.items() if np.isfinite(returns).all()}
         best = max(means.values(), default=None)
         cells = [_score_cell(own[n], n in means and means[n] == best, titles) if n in own else None for n in names]
@@ -48,7 +48,7 @@ def score_table(
 
 
 def time_table(runs: Sequence[Run]) -> str:
-    """How long each run took, and the share of its parts as far as they were counted."""
+    """Wall-clock time of each run, and the shares of its timed parts."""
     rows = []
     for run in runs:
         total = run.wall_seconds["total"]
@@ -61,9 +61,9 @@ def time_table(runs: Sequence[Run]) -> str:
 
 
 def aggregated_tasks(runs: Sequence[Run], found: Comparison) -> str:
-    """Which tasks and algorithms the aggregates are about, and which they leave out."""
+    """Sentences with the aggregated tasks, and the tasks and algorithms left out."""
     if not found.tasks:
-        return "Nothing is aggregated: the most complete algorithms have no task with a known scale in common."
+        return "No aggregates: the most complete algorithms share no task with a known score range."
     rest = [task for task in dict.fromkeys(run.task for run in runs) if task not in found.tasks]
     text = f"Aggregated over {', '.join(found.tasks)}, the tasks of the most complete algorithms."
     text += f" Tasks left out: {', '.join(rest)}." if rest else ""
@@ -71,24 +71,24 @@ def aggregated_tasks(runs: Sequence[Run], found: Comparison) -> str:
 
 
 def left_out(found: Comparison) -> list[str]:
-    """A sentence for each algorithm that the aggregates leave out."""
-    return [f"{name} is left out, having no results on {', '.join(tasks)}." for name, tasks in found.lacking.items()]
+    """A sentence for each algorithm without aggregates."""
+    return [f"{name} is left out: no results on {', '.join(tasks)}." for name, tasks in found.lacking.items()]
 
 
 def report(runs: Sequence[Run], step: int, found: Comparison) -> str:
-    """Both tables with what a reader must know of them."""
-    longer = " (some runs go on)" if any(run.budget > step for run in runs) else ""
+    """Both tables with a legend."""
+    longer = " (some runs are longer)" if any(run.budget > step for run in runs) else ""
     times = "Wall-clock time of whole runs, all seeds together, and its parts"
     if len({run.machine for run in runs}) > 1:
-        times += "; the runs were made on different machines, whose times do not compare"
+        times += "; the runs used different machines, so their times are not comparable"
     return "\n".join(
         (
-            f"Return after {step:,} environment steps{longer}: mean +- standard deviation over seeds, in bold the best "
-            "mean of those without failed seeds. A failed seed (7/8 seeds: one failed) is left out of the mean and "
-            f"counts as a random policy, score 0, in the aggregates. Brackets: {INTERVAL}.\n",
+            f"Return after {step:,} environment steps{longer}: mean +- standard deviation over seeds; bold: best mean "
+            "of the algorithms without failed seeds. Failed seeds (7/8 seeds: one failed) are excluded from the mean "
+            f"and score 0, like a random policy, in the aggregates. Brackets: {INTERVAL}.\n",
             score_table(runs, step, found),
             f"\n{aggregated_tasks(runs, found)} Scores: return / 1000 (DMC), D4RL's random = 0 and expert = 1 (Gym).",
-            f"\n{times}. Other work on the machine is included.\n",
+            f"\n{times}. Other jobs on the machine may have slowed the runs.\n",
             time_table(runs),
             "",
         )
@@ -108,5 +108,5 @@ def _score_cell(returns: np.ndarray, best: bool, titles: Mapping[str, str] | Non
 
 
 def interval_cell(estimate: Estimate | None) -> str | None:
-    """An aggregate with its interval."""
+    """An aggregate with its interval; None without an estimate."""
     return None if estimate is None else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

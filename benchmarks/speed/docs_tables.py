@@ -1,39 +1,41 @@
-"""Tables of the documents about speed, by name, from the published results; what was not measured is left out."""
+"""Generated tables of README and docs/results/speed.md, by name, from the published results.
+
+Measurements that a result file lacks are left out.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
 
 Measured = dict[str, dict[str, Any]]
-RUN = "published run, 100,000 steps"
 ONLINE = "HalfCheetah-v5/synther-fast-seeds-100.json"
-"""A run of eight seeds that had the GPU for itself."""
-_STEP, _GENERATION = "training step, M = 1, batch 256", "generation, paper"
-_FITS, _ROWS = "10 fits of 100,000 steps, hours", "10 times generating 1M rows, hours"
-_ADAPTERS = {"Stable-Baselines3": "Stable-Baselines3", "TorchRL": "TorchRL", "CORL": "CORL"}
+"""Online run of eight seeds that used the GPU alone."""
+_STEP, _GENERATION, _AGENT = "training step, M = 1, batch 256", "generation, paper", "published agent"
+_FAST, _REFIT = "generation, fast", "refit, fast, warm"
+_FRAMEWORKS = ("Stable-Baselines3", "TorchRL", "CORL")
 
 
 def tables(results: Path) -> dict[str, str]:
-    """The tables of the documents by name.
+    """Tables and sentences by name.
 
     Args:
         results: Folder of the published results.
     """
     folder = results / "speed"
-    gpu, earlier, cpu = (_measured(folder / f"throughput-{name}.json") for name in ("h200", "h200-earlier", "cpu"))
+    gpu, cpu = _measured(folder / "throughput-h200.json"), _measured(folder / "throughput-cpu.json")
+    # In this run other jobs used ten of the 16 cores. It has the published agent and the current settings of `fast()`.
+    busy = _measured(folder / "published-agent-h200.json")
     online = json.loads((results / "online" / "main" / ONLINE).read_text())
     return {
-        "readme-speed": sentences(gpu, earlier, online),
-        "speed-core": core_table(gpu, earlier),
+        "readme-speed": sentences(gpu, busy, online),
+        "speed-core": core_table(gpu, busy),
         "speed-cpu": cpu_table(cpu),
-        "speed-adapters": adapters_table({"CPU": cpu, "H200": {**earlier, **gpu}}),
-        "speed-published-run": published_run_table(gpu, earlier),
+        "speed-adapters": adapters_table({"CPU": cpu, "H200": gpu}),
+        "speed-published-run": published_run_table(gpu, busy),
         "speed-online": _online(online),
         "speed-sb3": sb3_table(_measured(folder / "sb3-updates-h200.json")),
         "speed-offline": _offline(folder / "offline-alone.json", results / "offline" / "main"),
@@ -41,44 +43,41 @@ def tables(results: Path) -> dict[str, str]:
 
 
 def report(content: dict[str, Any]) -> str:
-    """All tables of one file of throughput.py."""
-    measured, where = content["results"], content["machine"]["accelerator"] or "CPU"
-    core = core_table(measured, {}, where) if _GENERATION in measured else cpu_table(measured, where)
-    parts = (core, adapters_table({where: measured}), published_run_table(measured, {}))
+    """All tables of one result file of throughput.py."""
+    measured, machine = content["results"], content["machine"]["accelerator"] or "CPU"
+    core = core_table(measured, {}, machine) if _GENERATION in measured else cpu_table(measured, machine)
+    parts = (core, adapters_table({machine: measured}), published_run_table(measured, measured, machine))
     return "\n\n".join(part for part in parts if part)
 
 
-def core_table(gpu: Measured, earlier: Measured, where: str = "one H200") -> str:
-    """Training, generation, buffer and metrics on a GPU, beside the published code.
+def core_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:
+    """Training, generation, buffer and metrics on a GPU, compared with the published code.
 
     Args:
-        gpu: The run to show.
-        earlier: Another one, in which the published code was timed, too; may be empty.
-        where: Name of the machine.
+        gpu: Measurements to show.
+        busy: Measurements on a busy host, used for the two rows about `fast()`; may be empty.
+        machine: Name of the machine.
     """
-    refit, buffer = gpu["refit, fast, warm"], gpu["buffer, batch 256, r = 0.5"]
-    rows: list[list[Any]] = []
-    for run, note in ((gpu, ""), (earlier, ", earlier run")):
-        if run:
-            step, generation = run[_STEP], run[_GENERATION]
-            what = f"training step, batch 256, {step['parameters'] / 1e6:.1f}M parameters{note}"
-            rows.append([what, _ms(step, "published_ms"), _ms(step, "ms"), _times(step)])
-            what = f"1M rows with `paper()`{note}"
-            rows.append([what, _s(generation, "published_s"), _s(generation, "s"), _times(generation)])
-    rows += [
+    step, generation, buffer = gpu[_STEP], gpu[_GENERATION], gpu["buffer, batch 256, r = 0.5"]
+    fast, refit = (busy.get(key, gpu[key]) for key in (_FAST, _REFIT))
+    fast_note, refit_note = (" (host busy)" if key in busy else "" for key in (_FAST, _REFIT))
+    training = f"training step, batch 256, {step['parameters'] / 1e6:.1f}M parameters"
+    rows = [
+        [training, _ms(step, "published_ms"), _ms(step, "ms"), _times(step)],
+        ["1M rows with `paper()`", _s(generation, "published_s"), _s(generation, "s"), _times(generation)],
         ["training step of eight models at once", None, _ms(gpu["training step, M = 8, batch 256"], "ms"), None],
-        ["1M rows with `fast()`", None, _s(gpu["generation, fast"], "s"), None],
-        [f"warm refit of `fast()` and its {refit['rows']:,} rows", None, _s(refit, "s"), None],
+        [f"1M rows with `fast()`{fast_note}", None, _s(fast, "s"), None],
+        [f"warm refit of `fast()` and its {refit['rows']:,} rows{refit_note}", None, _s(refit, "s"), None],
         ["`buffer.sample(256)`, half synthetic", None, f"{buffer['sample_us']:.0f} us", None],
-        ["the same rows by one gather", None, f"{buffer['one_gather_us']:.0f} us", None],
+        ["one gather of the same number of rows", None, f"{buffer['one_gather_us']:.0f} us", None],
         ["`fidelity` of 1M against 1M rows", None, _s(gpu["fidelity"], "s"), None],
-        ["first fit of a process, compilation included", None, _s(gpu["first use"], "fit_s"), None],
+        ["first fit of a process, with compilation", None, _s(gpu["first use"], "fit_s"), None],
     ]
-    return markdown_table((where, "published code", "here", "ratio"), rows)
+    return markdown_table((machine, "published code", "here", "ratio"), rows)
 
 
-def cpu_table(cpu: Measured, where: str = "two CPU cores") -> str:
-    """The same on a CPU, with the preset for it."""
+def cpu_table(cpu: Measured, machine: str = "two CPU cores") -> str:
+    """Training, buffer and metrics on a CPU, with preset `tiny()`."""
     refit, buffer = cpu["refit, tiny, warm"], cpu["buffer, batch 256, r = 0.5"]
     rows = [
         ["training step of `tiny()`, batch 256", _ms(cpu[_STEP], "ms")],
@@ -87,39 +86,61 @@ def cpu_table(cpu: Measured, where: str = "two CPU cores") -> str:
         ["`buffer.add`", f"{buffer['add_us']:.0f} us"],
         ["`fidelity` of 1M against 1M rows", _s(cpu["fidelity"], "s")],
     ]
-    return markdown_table((where, "here"), rows)
+    return markdown_table((machine, "here"), rows)
 
 
 def adapters_table(machines: dict[str, Measured]) -> str:
-    """Time of an adapter over that of the framework's own buffer."""
+    """Time of each adapter divided by that of the framework's own buffer.
+
+    Args:
+        machines: Measurements by name of the machine.
+    """
     parts = {"add": "`add`", "sample": "`sample`", "add and sample": "both in turn"}
     head = [f"{title}, {machine}" for machine in machines for title in parts.values()]
     rows = []
-    for name, title in _ADAPTERS.items():
+    for name in _FRAMEWORKS:
         entries = [measured.get(f"adapter, {name}", {}) for measured in machines.values()]
         cells = [entry.get(f"{part}_ratio") for entry in entries for part in parts]
-        rows.append([title, *(None if cell is None else f"{cell:.2f}x" for cell in cells)])
+        rows.append([name, *(None if cell is None else f"{cell:.2f}x" for cell in cells)])
     return markdown_table(("adapter", *head), rows)
 
 
-def published_run_table(gpu: Measured, earlier: Measured) -> str:
-    """One seed of the published online experiment in its parts; empty where that was not measured."""
-    if RUN not in gpu:
+def published_run(gpu: Measured, busy: Measured) -> list[tuple[str, float, str]]:
+    """Name, hours and timing of each part of one seed of the published online experiment.
+
+    Args:
+        gpu: Measurements of the published training step and generation.
+        busy: Measurements of the published agent; may be those of `gpu`.
+
+    Returns:
+        The parts; empty if one was not measured.
+    """
+    if _AGENT not in busy or "published_ms" not in gpu[_STEP]:
+        return []
+    agent, note = busy[_AGENT], "" if busy is gpu else ", host busy"
+    seconds = (
+        ("10 fits of 100,000 steps", 10 * 100_000 * gpu[_STEP]["published_ms"] / 1e3, "time of a training step"),
+        (
+            "10 times generating 1M rows",
+            10 * gpu[_GENERATION]["published_s"],
+            "ten times the time of 100,000 rows",
+        ),
+        ("10 times inserting 1M rows", 10 * agent["insert_1m_rows_s"], f"{agent['insert_note']}{note}"),
+        ("95,000 steps of learning", 95_000 * agent["train_s"], f"time of a step of learning{note}"),
+        ("100,000 environment steps", 100_000 * agent["environment_step_s"], f"time of an environment step{note}"),
+    )
+    return [(name, value / 3600, timing) for name, value, timing in seconds]
+
+
+def published_run_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:
+    """Parts of the published run and their sum; empty if a part was not measured. See `published_run`."""
+    parts = published_run(gpu, busy)
+    if not parts:
         return ""
-    run = gpu[RUN]
-    parts = [key.removesuffix(", hours") for key in run if key.endswith(", hours")]
-    rows: list[list[Any]] = [[part, f"{run[f'{part}, hours']:.2f}", f"{run[f'{part}, share']:.0%}"] for part in parts]
-    rows.append(["**total**", f"**{run['hours']:.2f}**", "100%"])
-    if earlier:
-        rows.append(["total, fits and generation as in the earlier run", f"{_hours(gpu, earlier):.2f}", None])
-    return markdown_table(("one seed of the published agent, one H200", "hours", "share"), rows)
-
-
-def _hours(gpu: Measured, earlier: Measured) -> float:
-    """Of the published run, with the generator's parts of another measurement."""
-    hours = sum(value for key, value in gpu[RUN].items() if key.endswith(", hours") and key not in (_FITS, _ROWS))
-    fits = 10 * 100_000 * earlier[_STEP]["published_ms"] / 1e3
-    return float(hours + (fits + 10 * earlier[_GENERATION]["published_s"]) / 3600)
+    total = sum(hours for _, hours, _ in parts)
+    rows = [[name, f"{hours:.2f}", f"{hours / total:.0%}", timing] for name, hours, timing in parts]
+    rows.append(["**total**", f"**{total:.2f}**", "100%", "sum of the parts"])
+    return markdown_table((f"one seed of the published agent, {machine}", "hours", "share", "timed as"), rows)
 
 
 def sb3_table(measured: Measured) -> str:
@@ -130,28 +151,28 @@ def sb3_table(measured: Measured) -> str:
     return markdown_table(("20 updates per call, batch 256, one H200", "updates per second", "ms per call"), rows)
 
 
-def sentences(gpu: Measured, earlier: Measured, online: dict[str, Any]) -> str:
-    """What the README says."""
-    runs = [run for run in (gpu, earlier) if run]
-    step, generation = (_span([run[key]["ratio"] for run in runs]) for key in (_STEP, _GENERATION))
-    seeds, seconds = len(online["seeds"]), online["wall_seconds"]["total"]
+def sentences(gpu: Measured, busy: Measured, online: dict[str, Any]) -> str:
+    """Summary for the README.
+
+    Args:
+        gpu: Measurements of the ratios.
+        busy: Measurements of the published agent, on a busy host.
+        online: Content of an online result file.
+    """
+    seeds, wall = len(online["seeds"]), online["wall_seconds"]["total"]
     text = (
-        f"On one H200 a training step is {step} times and generation {generation} times as fast as in the published "
-        f"code. {seeds} seeds of {online['steps']:,} steps on {online['env']} take {seconds:.0f} s together"
+        f"On one H200 a training step is {gpu[_STEP]['ratio']:.0f} times and generation "
+        f"{gpu[_GENERATION]['ratio']:.0f} times as fast as in the published code. "
+        f"{seeds} seeds of {online['steps']:,} steps on {online['env']} take {wall:.0f} s together"
     )
-    if RUN not in gpu:
+    parts = published_run(gpu, busy)
+    if not parts:
         return f"{text}."
-    hours = [gpu[RUN]["hours"], *([_hours(gpu, earlier)] if earlier else [])]
-    times = min(hours) * 3600 / (seconds / seeds)
+    slow = sum("host busy" in timing for *_, timing in parts)
     return (
-        f"{text}; one seed of the published agent takes {_span(hours, 1)} hours, counted up from timings of its parts. "
-        f"Per seed that is at least {math.floor(times / 100) * 100:,} times as long."
+        f"{text}; one seed of the published agent takes about {sum(hours for _, hours, _ in parts):.1f} hours, the sum "
+        f"of its parts as timed on that GPU ({slow} of {len(parts)} parts while the host was busy)."
     )
-
-
-def _span(values: Sequence[float], digits: int = 0) -> str:
-    texts = dict.fromkeys(f"{value:.{digits}f}" for value in sorted(values))
-    return " to ".join(texts)
 
 
 def _online(content: dict[str, Any]) -> str:
@@ -175,14 +196,15 @@ def _online(content: dict[str, Any]) -> str:
 
 
 def _offline(alone: Path, main: Path) -> str:
+    """Seconds of offline training, and of fit and generation with preset `paper()`."""
     rows: list[list[Any]] = []
     for algo, name in (("TD3+BC", "td3bc"), ("IQL", "iql")):
         path = main / "walker2d-medium-regen" / f"{name}-real.json"
         if path.is_file():
             content = json.loads(path.read_text())
-            wall = content["wall_seconds"]
-            what = f"{algo}, {len(content['seeds'])} seeds, {content['steps']:,} updates, real rows of walker2d medium"
-            rows.append([what, f"{wall['total'] - wall['data']:.0f}"])
+            wall, seeds = content["wall_seconds"], len(content["seeds"])
+            title = f"{algo}, {seeds} seeds, {content['steps']:,} updates, real rows of walker2d medium"
+            rows.append([title, f"{wall['total'] - wall['data']:.0f}"])
     content = json.loads(alone.read_text())
     rows.append([f"fit of `paper()`, {content['fit_steps']:,} steps", f"{content['fit_seconds']:.0f}"])
     rows.append([f"{content['synthetic_rows']:,} rows of `paper()`", f"{content['generate_seconds']:.0f}"])

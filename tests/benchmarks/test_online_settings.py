@@ -6,7 +6,7 @@ import math
 import pytest
 
 from synther_replay import DiffusionGenerator, GeneratorConfig
-from synther_replay.benchmarks.common.command_line import PRESETS
+from synther_replay.benchmarks.common.generator_settings import PRESETS
 from synther_replay.benchmarks.common.resumable import differences, is_done
 from synther_replay.benchmarks.online.settings import Settings
 

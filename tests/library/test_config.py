@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from synther_replay.config import GeneratorConfig
-from synther_replay.diffusion.stack_sampler import SamplerSettings
 from synther_replay.diffusion.network import NetworkShape
+from synther_replay.diffusion.stack_sampler import SamplerSettings
 
 PRESETS = [GeneratorConfig.paper, GeneratorConfig.fast, GeneratorConfig.offline, GeneratorConfig.tiny]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from synther_replay.diffusion import edm, generation, samplers
-from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings, StackSampler, solve
+from synther_replay.diffusion import edm, samplers, stack_sampler
 from synther_replay.diffusion.network import NetworkShape, Weights, initialise
+from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings, StackSampler, solve
 
 Stream = Callable[[int], torch.Generator]
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_the_network_never_sees_more_rows_than_a_chunk(monkeypatch: pytest.Monke
         seen.append(x.shape[0] * x.shape[1])
         return denoise(w, shape, frequencies, x, sigma)
 
-    monkeypatch.setattr(generation.edm, "denoise", spy)
+    monkeypatch.setattr(stack_sampler.edm, "denoise", spy)
     draw(make(stack=2, chunk=10), 23)
     assert max(seen) == 10
     assert sum(seen) == 2 * 23 * SETTINGS.steps
