@@ -100,7 +100,7 @@ def draw_dynamics(content: dict[str, Any], path: Path) -> None:
     errors.set_title(f"errors below {ROUNDING_ERROR:g} (rounding) are not shown", fontsize="small")
     errors.set_ylabel("squared error of the next observation")
     distances.set_ylabel("share of rows")
-    distances.set_xlabel("distance to the nearest row fitted to (standard deviations)")
+    distances.set_xlabel("distance to the nearest training row (standard deviations)")
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     save_figure(figure, path)
 

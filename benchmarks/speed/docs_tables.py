@@ -6,6 +6,7 @@ Measurements that a result file lacks are left out.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def core_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:
     """
     step, generation, buffer = gpu[_STEP], gpu[_GENERATION], gpu["buffer, batch 256, r = 0.5"]
     fast, refit = (busy.get(key, gpu[key]) for key in (_FAST, _REFIT))
-    fast_note, refit_note = (" (host busy)" if key in busy else "" for key in (_FAST, _REFIT))
+    fast_note, refit_note = (", timed while the host was busy" if key in busy else "" for key in (_FAST, _REFIT))
     training = f"training step, batch 256, {step['parameters'] / 1e6:.1f}M parameters"
     rows = [
         [training, _ms(step, "published_ms"), _ms(step, "ms"), _times(step)],
@@ -115,21 +116,19 @@ def published_run(gpu: Measured, busy: Measured) -> list[tuple[str, float, str]]
     Returns:
         The parts; empty if one was not measured.
     """
-    if _AGENT not in busy or "published_ms" not in gpu[_STEP]:
+    if _AGENT not in busy or "published_s" not in gpu.get(_GENERATION, {}):
         return []
     agent, note = busy[_AGENT], "" if busy is gpu else ", host busy"
-    seconds = (
-        ("10 fits of 100,000 steps", 10 * 100_000 * gpu[_STEP]["published_ms"] / 1e3, "time of a training step"),
-        (
-            "10 times generating 1M rows",
-            10 * gpu[_GENERATION]["published_s"],
-            "ten times the time of 100,000 rows",
-        ),
-        ("10 times inserting 1M rows", 10 * agent["insert_1m_rows_s"], f"{agent['insert_note']}{note}"),
-        ("95,000 steps of learning", 95_000 * agent["train_s"], f"time of a step of learning{note}"),
-        ("100,000 environment steps", 100_000 * agent["environment_step_s"], f"time of an environment step{note}"),
-    )
-    return [(name, value / 3600, timing) for name, value, timing in seconds]
+    insertion = re.sub(r"\d+", lambda digits: f"{int(digits[0]):,}", agent["insert_note"])
+    fit_step = gpu[_STEP]["published_ms"] / 1e3
+    seconds = {
+        "10 fits of 100,000 steps": (10 * 100_000 * fit_step, "1,000,000 times one training step"),
+        "10 times generating 1M rows": (10 * gpu[_GENERATION]["published_s"], "ten times the time of 100,000 rows"),
+        "10 times inserting 1M rows": (10 * agent["insert_1m_rows_s"], insertion + note),
+        "95,000 steps of learning": (95_000 * agent["train_s"], f"95,000 times one call of `train`{note}"),
+        "100,000 environment steps": (100_000 * agent["environment_step_s"], f"100,000 times one step{note}"),
+    }
+    return [(name, value / 3600, timing) for name, (value, timing) in seconds.items()]
 
 
 def published_run_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:

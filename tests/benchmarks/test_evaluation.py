@@ -184,6 +184,7 @@ class TestEvaluator:
         with pytest.raises(ValueError):
             evaluator.submit(10, learner_of(2).policy_weights())
 
+    @pytest.mark.slow
     def test_processes_find_what_this_one_finds(self):
         weights = learner_of(2).policy_weights()
         with Evaluator(PENDULUM, [50, 51], episodes=1, workers=1) as evaluator:

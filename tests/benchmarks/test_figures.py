@@ -1,4 +1,4 @@
-"""Documents have the numbers of the published result files, and these are complete."""
+"""README and docs have the numbers of the published result files, and these are complete."""
 
 import json
 import re
@@ -12,26 +12,20 @@ import torch
 pytest.importorskip("matplotlib")
 from synther_replay.benchmarks import figures, offline_d4rl
 from synther_replay.benchmarks.common.generated import fill, stale
-from synther_replay.benchmarks.speed import documented as speed_tables
+from synther_replay.benchmarks.speed import docs_tables as speed_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 FILES = sorted(RESULTS.rglob("*.json"))
-PARTS = {
-    "10 fits of 100,000 steps": 1.75,
-    "10 times generating 1M rows": 0.2,
-    "95,000 steps of learning": 3.0,
-    "100,000 steps of the environment": 0.01,
-}
 
 
 @pytest.fixture(scope="module")
 def parts():
     """All generated tables by name."""
-    return figures.documented(RESULTS)
+    return figures.docs_tables(RESULTS)
 
 
-def test_generated_tables_are_those_of_the_result_files(parts):
+def test_generated_tables_match_the_result_files(parts):
     differing = {page.name: stale(page.read_text(encoding="utf-8"), parts) for page in figures.pages(ROOT)}
     assert {page: old for page, old in differing.items() if old} == {}, "run python benchmarks/figures.py docs"
 
@@ -46,17 +40,17 @@ def test_a_page_has_all_of_its_tables(parts, page):
     assert sorted(re.findall(r"<!-- generated: ([\w-]+) -->", text)) == sorted(own)
 
 
-def test_figures_that_documents_show_are_there():
+def test_figures_of_the_docs_exist():
     for page in (ROOT / "docs" / "results").glob("*.md"):
         for line in page.read_text(encoding="utf-8").splitlines():
             if line.startswith("!["):
                 assert (page.parent / line.partition("](")[2].rstrip(")")).is_file(), line
 
 
-def test_the_command_checks_and_writes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(figures, "documented", lambda _: {"a": "new", "b": "| x +- y |"})
+def test_docs_command_checks_and_writes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "docs_tables", lambda _: {"a": "new", "b": "| x +- y |"})
     for part in (figures.online_figures, figures.offline_figures, figures.fidelity_figures):
-        monkeypatch.setattr(part, "draw_documented", lambda *_: None)
+        monkeypatch.setattr(part, "draw_for_docs", lambda *_: None)
     (tmp_path / "docs").mkdir()
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "page.md"
     readme.write_text("- <!-- generated: a --> old <!-- end -->\n")
@@ -71,19 +65,19 @@ def test_the_command_checks_and_writes(tmp_path, monkeypatch, capsys):
     assert figures.main(["docs", "--root", str(tmp_path), "--check"]) == 0
 
 
-def test_a_marker_of_an_unknown_table_is_named():
+def test_an_unknown_marker_is_refused():
     with pytest.raises(ValueError, match="expected one of a, b, got 'c'"):
         fill("<!-- generated: c --> <!-- end -->", {"a": "", "b": ""})
 
 
 @pytest.mark.parametrize("key", ["machine", "versions", "command", "commit"])
-def test_result_files_say_where_they_come_from(key):
+def test_result_files_have_their_origin(key):
     assert len(FILES) > 100
     assert [str(path.relative_to(RESULTS)) for path in FILES if not json.loads(path.read_text()).get(key)] == []
 
 
-def test_the_lines_to_make_the_offline_tables_again_ask_for_exactly_the_published_cells(monkeypatch):
-    monkeypatch.setattr(offline_d4rl, "resolve_device", lambda _: torch.device("cuda"))  # whose defaults count
+def test_tables_txt_lists_exactly_the_published_cells(monkeypatch):
+    monkeypatch.setattr(offline_d4rl, "resolve_device", lambda _: torch.device("cuda"))  # defaults of the runs
 
     def asked_by(line):
         monkeypatch.setattr(sys, "argv", ["offline_d4rl.py", *line.split()])
@@ -97,7 +91,7 @@ def test_the_lines_to_make_the_offline_tables_again_ask_for_exactly_the_publishe
     assert len(asked) == len(published)
 
 
-def test_cells_that_are_missing_leave_their_place_empty_and_the_mean_is_over_the_rest(tmp_path):
+def test_missing_cells_are_empty_and_left_out_of_means(tmp_path):
     shutil.copytree(RESULTS / "offline", tmp_path / "offline")
     main = tmp_path / "offline" / "main"
     for path in (main / "hopper-medium-replay-regen" / "iql-mixed.json", *main.glob("walker2d*/edac-*.json")):
@@ -114,27 +108,41 @@ def test_cells_that_are_missing_leave_their_place_empty_and_the_mean_is_over_the
     assert "mazes" not in tables["offline-means"]
 
 
-def test_the_published_run_is_told_in_its_parts_where_it_was_measured():
-    run = {"hours": 4.96, "note": "counted up"}
-    run |= {f"{name}, hours": hours for name, hours in PARTS.items()}
-    run |= {f"{name}, share": hours / 4.96 for name, hours in PARTS.items()}
-    step, rows = "training step, M = 1, batch 256", "generation, paper"
-    gpu = {step: {"ratio": 28.0}, rows: {"ratio": 9.7}}
-    earlier = {step: {"ratio": 20.0, "published_ms": 3.6}, rows: {"ratio": 10.1, "published_s": 36.0}}
-    assert speed_tables.published_run_table(gpu, earlier) == ""
-    assert speed_tables.published_run_table({speed_tables.RUN: run}, earlier).splitlines()[2:] == [
-        "| 10 fits of 100,000 steps | 1.75 | 35% |",
-        "| 10 times generating 1M rows | 0.20 | 4% |",
-        "| 95,000 steps of learning | 3.00 | 60% |",
-        "| 100,000 steps of the environment | 0.01 | 0% |",
-        "| **total** | **4.96** | 100% |",
-        "| total, fits and generation as in the earlier run | 4.11 | - |",
+STEP, ROWS, AGENT = "training step, M = 1, batch 256", "generation, paper", "published agent"
+GPU = {STEP: {"ratio": 28.0, "published_ms": 3.6}, ROWS: {"ratio": 9.7, "published_s": 72.0}}
+BUSY = {
+    AGENT: {
+        "train_s": 0.0720,
+        "environment_step_s": 0.0036,
+        "insert_1m_rows_s": 36.0,
+        "insert_note": "scaled up from 20000 rows",
+    }
+}
+
+
+def test_published_run_table_lists_parts():
+    rows = [line.strip("| ").split(" | ")[:3] for line in speed_tables.published_run_table(GPU, BUSY).splitlines()[2:]]
+    assert [row[1:] for row in rows] == [
+        ["1.00", "30%"],
+        ["0.20", "6%"],
+        ["0.10", "3%"],
+        ["1.90", "58%"],
+        ["0.10", "3%"],
+        ["**3.30**", "100%"],
     ]
+    assert "20,000 rows" in speed_tables.published_run_table(GPU, BUSY)
+    assert "busy" not in speed_tables.published_run_table(both := {**GPU, **BUSY}, both)
+
+
+def test_published_run_table_is_empty_without_all_parts():
+    assert speed_tables.published_run_table(GPU, {}) == ""
+    assert speed_tables.published_run_table({}, BUSY) == ""
+
+
+def test_readme_sentence_about_speed_has_the_numbers_of_the_files():
     online = {"seeds": [0, 1], "steps": 100, "env": "HalfCheetah-v5", "wall_seconds": {"total": 36.0}}
-    told = speed_tables.sentences(gpu, {}, online)
-    assert told.startswith("On one H200 a training step is 28 times and generation 10 times as fast as")
-    assert told.endswith("2 seeds of 100 steps on HalfCheetah-v5 take 36 s together.")
-    told = speed_tables.sentences({**gpu, speed_tables.RUN: run}, earlier, online)
-    assert "a training step is 20 to 28 times and generation 10 times as fast" in told
-    assert "one seed of the published agent takes 4.1 to 5.0 hours" in told
-    assert told.endswith("Per seed that is at least 800 times as long.")
+    numbers = ("28 times", "10 times", "2 seeds of 100 steps on HalfCheetah-v5", "36 s")
+    for agent, more in (({}, ()), (BUSY, ("3.3 hours", "3 of 5 parts"))):
+        text = speed_tables.sentences(GPU, agent, online)
+        assert [number for number in (*numbers, *more) if number not in text] == []
+    assert "hours" not in speed_tables.sentences(GPU, {}, online)

@@ -135,6 +135,7 @@ def test_medium_expert_is_half_and_half(tmp_path):
 # --- a seed fixes it --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"), [("halfcheetah-medium", 3_500), ("hopper-medium-replay", 1_200), ("maze2d-umaze", 20_500)]
 )

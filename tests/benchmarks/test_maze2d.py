@@ -11,8 +11,8 @@ pytest.importorskip("mujoco")
 from synther_replay.benchmarks.environments.maze2d import MAZES, Ball, Maze, Maze2d, State, at_goal
 from synther_replay.benchmarks.environments.parallel import EpisodeStream
 
-# What a state and an action led to, a line each: transitions in float32 from D4RL's own generator, none of which comes
-# near a wall. In all 20,000 that were checked the greatest difference was 4.8e-7, as numbers near 5 are rounded.
+# State, action and next state per line: float32 transitions of D4RL's own generator, away from walls. In 20,000 checked
+# transitions the largest difference was 4.8e-7, the rounding error of float32 near 5.
 FREE = {
     "umaze": """
         0.9893231 1.1338012 0.30250788 -3.197788  -0.19573842 1.0  0.99187475 1.1042811 0.2551696 -2.952008
@@ -38,9 +38,9 @@ FREE = {
     """,
 }
 
-# The same at walls. The generator left none to check with; these were computed with D4RL's model by MuJoCo 2.2.0, the
-# oldest that pip installs: four with the ball at a wall, two at the edge of one, two at two walls. In 9,600 that were
-# checked the greatest difference was 3e-13; the model as D4RL wrote it is off by 0.06 on average in MuJoCo 3.
+# The same at walls, computed with D4RL's model in MuJoCo 2.2.0, the oldest version that pip installs: four with the
+# ball at a wall, two at the edge of a wall, two at two walls. In 9,600 checked transitions the largest difference was
+# 3e-13. D4RL's unchanged model differs by 0.06 on average in MuJoCo 3.
 TOUCHING = {
     "umaze": """
         1.3707 3.1982 -5.0 -0.0002  -0.1495 0.2404  1.320463027 3.1981911555 -5.0236973021 -0.0008844452
@@ -76,7 +76,7 @@ TOUCHING = {
 
 
 def steps_from(size, table, dtype):
-    """What our simulation makes of the states and actions of a table, and what it should."""
+    """Simulated and expected next states of a table of transitions."""
     rows = np.array(table.split(), dtype).astype(np.float64).reshape(-1, 10)
     env = Maze2d(size)
     found = []
@@ -87,7 +87,7 @@ def steps_from(size, table, dtype):
 
 
 def clearance(maze, state):
-    """How far the middle of the ball is from the nearest wall; its radius is 0.1."""
+    """Distance from the centre of the ball (radius 0.1) to the nearest wall."""
     outside = np.abs(np.array(maze.where("#")) - 0.2 - state[:2]) - 0.5
     return np.hypot(*np.maximum(outside, 0).T).min()
 
@@ -115,7 +115,7 @@ class TestPhysics:
         assert min(clearances) > 0.04  # walls give way a bit
         assert np.mean(np.array(clearances) < 0.102) > 0.3  # the margin counts as touched
 
-    def test_actions_beyond_one_push_no_harder(self):
+    def test_actions_are_clipped_to_one(self):
         env = Maze2d("umaze")
         results = []
         for action in ((1.0, -1.0), (7.0, -1e9)):
@@ -157,7 +157,7 @@ class TestEpisodes:
         check_env(Maze2d(size), skip_render_check=True)
 
     @pytest.mark.parametrize("size", MAZES)
-    def test_begins_near_any_cell_almost_at_rest(self, size):
+    def test_episodes_start_near_any_cell_almost_at_rest(self, size):
         env = Maze2d(size)
         started = np.array([env.reset(seed=seed)[0] for seed in range(600)])
         cells = np.round(started[:, :2])
@@ -227,7 +227,7 @@ class TestRewards:
         assert not at_goal(maze, goal + circle * 0.501).any()
         assert at_goal(maze, goal + np.array([0, 0.5, 0, 0])).shape == ()
 
-    def test_a_step_is_rewarded_for_where_it_leads(self):
+    def test_reward_depends_on_the_next_observation(self):
         env = Maze2d("umaze")
         into, out_of = np.array([1.0, 1.52, 0.0, -5.0]), np.array([1.0, 1.48, 0.0, 5.0])
         for state, reward in ((into, 1.0), (out_of, 0.0)):

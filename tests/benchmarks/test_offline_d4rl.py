@@ -235,6 +235,7 @@ class TestRunning:
     def results(self, out):
         return sorted(path.name for path in (out / HOPPER).iterdir())
 
+    @pytest.mark.slow
     def test_all_pairs_run_in_one_call_and_are_not_repeated(self, call, out, monkeypatch):
         fits, genuine = [], ReplayBuffer.upsample
         monkeypatch.setattr(ReplayBuffer, "upsample", lambda self, n: (fits.append(n), genuine(self, n))[1])
@@ -307,6 +308,7 @@ class TestRunning:
         assert call("--dataset", HOPPER, "--algo", "td3bc", *SMALL, *limits)[0] == 0
         assert seen == {"time_limit": None, "checkpoint_every": 0.0, "workers": 3}
 
+    @pytest.mark.slow
     def test_each_set_has_a_folder_and_each_variant_a_file(self, call, out):
         for arguments in (["--subsample", "0.5"], ["--augment", "additive"], ["--dataset", MAZE]):
             assert call("--dataset", HOPPER, "--algo", "td3bc", *SMALL, "--steps", "4", *arguments)[0] == 0
@@ -342,6 +344,7 @@ class TestRunning:
         expect_refusal(call("--dataset", HOPPER, "--algo", "td3bc", *SMALL), str(checkpoint))
         assert checkpoint.read_bytes() == b"nothing of ours"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "error",
         [

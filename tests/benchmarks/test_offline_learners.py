@@ -461,6 +461,7 @@ def test_td3bc_calls_end_with_the_policy():
         TD3BCSettings(updates_per_call=7)
 
 
+@pytest.mark.slow
 def test_td3bc_learns_what_pays():
     """One state, reward minus the squared distance of the action from 0.5; the data act around 0."""
     rng = torch.Generator().manual_seed(0)

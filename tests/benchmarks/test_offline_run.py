@@ -222,6 +222,7 @@ class TestRun:
 
 
 class TestResuming:
+    @pytest.mark.slow
     @pytest.mark.parametrize("data", ["real", "synther"])
     @BOTH
     def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(

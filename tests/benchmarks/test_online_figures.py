@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "online" / "mai
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Figures are empty files: to draw them takes most of the time."""
+    """Replace figures by empty files; drawing takes most of the time."""
     for name in ("draw_curves", "draw_aggregate"):
         monkeypatch.setattr(online_figures, name, lambda *arguments: arguments[-1].write_bytes(PNG))
 
@@ -54,7 +54,7 @@ def write(folder, task, algorithm, last, **changes):
 
 
 def refusal(capsys, *arguments):
-    """What the command line says when it refuses its input."""
+    """Error message of the command line for invalid input."""
     with pytest.raises(SystemExit) as stopped:
         figures.main(["online", *map(str, arguments)])
     assert stopped.value.code == 2
@@ -94,7 +94,7 @@ def test_probability_of_improvement_is_the_mean_over_tasks():
     assert aggregate.improvement_estimate(ours, [np.array([1.0]), np.array([-1.0])]) == (1.0, 1.0, 1.0)
 
 
-def test_intervals_hold_the_value_and_shrink_with_more_seeds():
+def test_intervals_contain_the_value_and_shrink_with_more_seeds():
     generator = np.random.default_rng(1)
     few, many = ([generator.normal(size=seeds) for _ in range(3)] for seeds in (5, 80))
     for estimate in (
@@ -106,7 +106,7 @@ def test_intervals_hold_the_value_and_shrink_with_more_seeds():
         assert narrow.high - narrow.low < 0.5 * (wide.high - wide.low)
 
 
-def test_interval_of_the_mean_is_that_of_theory():
+def test_interval_of_the_mean_matches_theory():
     returns = np.random.default_rng(2).normal(size=(100, 1))
     curve = aggregate.mean_curve(returns, repeats=5000)
     assert curve.value[0] == pytest.approx(returns.mean())
@@ -115,7 +115,7 @@ def test_interval_of_the_mean_is_that_of_theory():
 
 
 def test_the_bootstrap_draws_within_tasks():
-    # every task has no spread of its own, however far the tasks lie apart
+    # no variance within tasks, large differences between tasks
     assert aggregate.iqm_estimate([np.full(4, 0.0), np.full(4, 1.0)]) == (0.5, 0.5, 0.5)
 
 
@@ -127,7 +127,7 @@ def test_same_seed_agrees_and_two_seeds_differ():
     assert first.low != other.low
 
 
-def test_a_curve_leaves_failed_seeds_out_and_has_gaps_where_all_failed():
+def test_curves_exclude_failed_seeds_and_have_gaps_if_all_failed():
     returns = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]])
     curve = aggregate.mean_curve(returns)
     np.testing.assert_array_equal(curve.value, [2.0, 2.0, np.nan])
@@ -145,7 +145,7 @@ def test_normalised_scores():
         normalise("Ant-v5", np.zeros(1))
 
 
-def test_statistics_refuse_what_they_cannot_use():
+def test_statistics_refuse_invalid_scores():
     for scores in ([], [np.array([])], [np.zeros((2, 2))], [np.array([np.nan])]):
         with pytest.raises(ValueError, match="scores: expected"):
             aggregate.iqm_estimate(scores)
@@ -174,9 +174,8 @@ def test_tables_figures_and_printed_text(tmp_path, capsys):
         "| probability that synther-fast is better | 1.00 [1.00, 1.00] | - |",
         "",
     ]
-    assert "Return after 2,000 environment steps: mean" in text
-    assert "Aggregated over cheetah-run, the tasks of the most complete algorithms. Tasks left out: Ant-v5. S" in text
-    assert "and its parts. Other work on the machine is included.\n" in text
+    assert "2,000" in lines[0]
+    assert "left out: Ant-v5." in lines[9]
     assert "different machines" not in text
     assert "| cheetah-run | sac | 2000 | 2.0 | 25.0% | 50.0% | 12.5% | 5.0% | 2.5% | 5.0% |" in lines
     for name in ("online.png", "aggregate.png"):
@@ -185,15 +184,15 @@ def test_tables_figures_and_printed_text(tmp_path, capsys):
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_what_cannot_be_written_is_named_and_the_tables_are_told(tmp_path, capsys, full_disk):
+def test_write_error_names_the_file_after_printing_the_tables(tmp_path, capsys, full_disk):
     write(tmp_path, "cheetah-run", "sac", [7.0])
     (tmp_path / "file").write_text("")
     said = refusal(capsys, "--results", tmp_path, "--out", tmp_path / "file")
     assert f"out: expected a writable folder, got {tmp_path / 'file'}" in said
     full_disk()
     assert figures.main(["online", "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    told, errors = capsys.readouterr()
-    assert "| cheetah-run | **7** (1 seed) |" in told
+    printed, errors = capsys.readouterr()
+    assert "| cheetah-run | **7** (1 seed) |" in printed
     assert errors.endswith("(No space left on device)\n") and str(tmp_path / "out" / "table.md") in errors
     assert len(errors.splitlines()) == 1
 
@@ -210,16 +209,16 @@ def test_failed_seeds_are_counted_and_score_zero_in_the_aggregates(tmp_path, cap
     assert (tmp_path / "online.png").read_bytes()[:4] == PNG
 
 
-def test_runs_are_reported_where_the_shortest_ends_or_at_another_step_that_all_have(tmp_path, capsys, undrawn):
+def test_reported_step_is_the_end_of_the_shortest_run_or_the_given_step(tmp_path, capsys, undrawn):
     write(tmp_path, "cheetah-run", "sac", [7.0], first=[5.0])
     report("--results", tmp_path, "--step", 1000)
     text = capsys.readouterr().out
-    assert "Return after 1,000 environment steps (some runs go on): " in text
+    assert "1,000 environment steps (some runs are longer)" in text
     assert "| cheetah-run | **5** (1 seed) |" in text
     longer = write(tmp_path, "cheetah-run", "redq", [9.0], steps=4000)
     report("--results", tmp_path)
     text = capsys.readouterr().out
-    assert "Return after 2,000 environment steps (some runs go on): " in text
+    assert "2,000 environment steps (some runs are longer)" in text
     assert "| cheetah-run | **7** (1 seed) | 1 (1 seed) |" in text
     said = refusal(capsys, "--results", tmp_path, "--step", 1000)
     assert f"{longer}: expected an entry of the curve at step 1000, got 2 entries from step 2000 to 4000" in said
@@ -231,7 +230,7 @@ def test_a_curve_that_stops_early_is_refused(tmp_path, capsys):
     assert f"{path}: expected an entry of the curve at step 9000" in refusal(capsys, "--results", tmp_path)
 
 
-def test_other_tasks_and_algorithms_only_when_asked(tmp_path, capsys, undrawn):
+def test_other_tasks_and_algorithms_are_read_only_if_listed(tmp_path, capsys, undrawn):
     write(tmp_path, "cheetah-run", "sac", [7.0])
     write(tmp_path, "cheetah-run", "synther-fast-narrow", [8.0], algo="synther", preset="fast")
     write(tmp_path, "Ant-v5", "sac", [9.0])
@@ -263,16 +262,16 @@ def test_without_a_common_task_nothing_is_aggregated(tmp_path, capsys, undrawn):
     report("--results", tmp_path)
     text = capsys.readouterr().out
     assert "| IQM of normalised scores | - | - |" in text
-    assert "Nothing is aggregated: the most complete algorithms have no task with a known scale in common." in text
+    assert "No aggregates" in text
     assert not (tmp_path / "aggregate.png").exists()
 
 
-def test_an_algorithm_that_lacks_tasks_does_not_change_the_aggregates_of_the_others(tmp_path, capsys, monkeypatch):
+def test_an_incomplete_algorithm_does_not_change_the_other_aggregates(tmp_path, capsys, monkeypatch):
     for task, scale in (("cheetah-run", 1.0), ("reacher-hard", 0.5)):
         write(tmp_path, task, "sac", [100.0 * scale, 300.0 * scale])
         write(tmp_path, task, "synther-fast", [400.0 * scale, 600.0 * scale])
     drawn = []
-    monkeypatch.setattr(online_figures, "_save", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(online_figures, "save_figure", lambda figure, _: drawn.append(figure))
     report("--results", tmp_path)
     before = capsys.readouterr().out.splitlines()
     drawn.clear()
@@ -284,8 +283,8 @@ def test_an_algorithm_that_lacks_tasks_does_not_change_the_aggregates_of_the_oth
         cells = after[k].split(" | ")
         assert cells.pop(2) == "-"
         assert " | ".join(cells) == before[k]
-    said = "Aggregated over cheetah-run, reacher-hard, the tasks of the most complete algorithms. "
-    assert after[9].startswith(f"{said}redq is left out, having no results on reacher-hard. Scores: ")
+    for names in ("cheetah-run, reacher-hard", "redq is left out: no results on reacher-hard."):
+        assert names in after[9]
     curves, aggregates = drawn
     assert [len(axis.lines) for axis in curves.axes] == [3, 0, 2, 0, 0, 0]
     assert [[text.get_text() for text in axis.get_yticklabels()] for axis in aggregates.axes] == [
@@ -295,7 +294,7 @@ def test_an_algorithm_that_lacks_tasks_does_not_change_the_aggregates_of_the_oth
     assert "redq is left out" in aggregates.get_supxlabel()
 
 
-def test_without_the_subject_in_all_tasks_there_is_nothing_to_improve_on(tmp_path, capsys, undrawn):
+def test_no_probability_of_improvement_without_the_subject_on_all_tasks(tmp_path, capsys, undrawn):
     for task in ("cheetah-run", "reacher-hard"):
         write(tmp_path, task, "sac", [100.0])
     write(tmp_path, "cheetah-run", "synther-fast", [400.0])
@@ -322,13 +321,13 @@ def test_a_folder_without_results_is_refused(tmp_path, capsys):
         ({"curve": [{"step": 1}]}, "curve to be a list"),
         ({"curve": [{"step": 1, "returns": [1.0]}]}, "curve to be a list"),
         ({"curve": [{"step": 1, "returns": [1.0, "x"]}]}, "curve to be a list"),
-        ({"curve": [{"step": n, "returns": [1.0, 2.0]} for n in (2000, 1000)]}, "steps rising"),
-        ({"wall_seconds": {"env": 1.0}}, "wall_seconds of total (positive)"),
-        ({"wall_seconds": {"total": 0}}, "wall_seconds of total (positive)"),
-        ({"wall_seconds": {"total": 1.0, "fit": "long"}}, "numbers for those of env, learner, fit, generate, evaluate"),
+        ({"curve": [{"step": n, "returns": [1.0, 2.0]} for n in (2000, 1000)]}, "steps increasing"),
+        ({"wall_seconds": {"env": 1.0}}, "wall_seconds with a positive total"),
+        ({"wall_seconds": {"total": 0}}, "wall_seconds with a positive total"),
+        ({"wall_seconds": {"total": 1.0, "fit": "long"}}, "numbers for env, learner, fit, generate, evaluate"),
     ],
 )
-def test_a_file_that_says_something_else_is_named(tmp_path, changes, said):
+def test_inconsistent_files_are_refused(tmp_path, changes, said):
     path = tmp_path / "cheetah-run" / "sac.json"
     path.parent.mkdir()
     path.write_text(json.dumps(result("cheetah-run", "sac", [1.0, 2.0]) | changes))
@@ -338,7 +337,7 @@ def test_a_file_that_says_something_else_is_named(tmp_path, changes, said):
     assert said in str(refused.value)
 
 
-def test_damaged_files_and_missing_keys_are_named(tmp_path):
+def test_damaged_files_and_missing_keys_are_refused(tmp_path):
     path = write(tmp_path, "cheetah-run", "sac", [1.0])
     for text, said in (
         ("{", "a damaged file"),
@@ -360,7 +359,7 @@ def test_a_result_without_its_origin_is_refused(tmp_path):
         online_results.read_run(path)
 
 
-def test_parts_of_the_time_are_shown_as_far_as_they_were_counted(tmp_path):
+def test_untimed_parts_are_empty_cells(tmp_path):
     paths = [
         write(tmp_path, "cheetah-run", "sac", [1.0], wall_seconds={"total": 60.0}),
         write(tmp_path, "cheetah-run", "redq", [1.0], wall_seconds={"total": 60.0, "fit": 15.0}),
@@ -371,19 +370,19 @@ def test_parts_of_the_time_are_shown_as_far_as_they_were_counted(tmp_path):
     ]
 
 
-def test_our_sac_can_be_shown_beside_that_of_stable_baselines3(tmp_path, capsys, undrawn):
+def test_sac_and_sac_of_stable_baselines3_in_one_table(tmp_path, capsys, undrawn):
     report("--results", RESULTS, "--algorithms", "sac", "sb3-sac", "--envs", "Hopper-v5", "--out", tmp_path)
     text = capsys.readouterr().out
-    assert "Return after 30,000 environment steps (some runs go on)" in text
+    assert "30,000 environment steps (some runs are longer)" in text
     assert "| Hopper-v5 | **389 +- 201** (8 seeds) | 332 +- 113 (6 seeds) |" in text
     assert "different machines" in text
     assert (tmp_path / "online.png").read_bytes() == PNG
 
 
-def test_panels_stand_in_two_rows_of_three_and_missing_ones_stay_empty(tmp_path, monkeypatch):
+def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeypatch):
     path = write(tmp_path, "cheetah-run", "sac", [1.0, 3.0], steps=4000)
     drawn = []
-    monkeypatch.setattr(online_figures, "_save", lambda figure, _: drawn.append(figure))
+    monkeypatch.setattr(online_figures, "save_figure", lambda figure, _: drawn.append(figure))
     online_figures.draw_curves([online_results.read_run(path)], online_figures.TASKS, tmp_path / "unused.png")
     axes = drawn[0].axes
     assert [axis.get_title() for axis in axes[:3]] == list(DMC_TASKS)

@@ -141,6 +141,7 @@ class TestRun:
         for policy, kept in zip(last, files[STEPS], strict=True):
             np.testing.assert_array_equal(kept.layers["w2"], policy.layers["w2"].astype(np.float16))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["sac", "synther"])
     def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
         genuine = OnlineRun._restore
@@ -165,6 +166,7 @@ class TestRun:
         assert (rows[..., spec.rewards] < 0).all()
         assert not torch.equal(rows[0], rows[1])
 
+    @pytest.mark.slow
     def test_seeds_make_the_difference(self, tmp_path, undisturbed, same):
         one = undisturbed(settings("sac"), tmp_path)
         assert same(one, outcome(run_through(tmp_path / "c", settings("sac"))))
@@ -201,6 +203,7 @@ class TestRun:
 
 
 class TestResuming:
+    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(self, algo, tmp_path, undisturbed, same):
         stops = 0
@@ -225,6 +228,7 @@ class TestResuming:
         assert type(stopped.agents.learner.critics).__name__ == "TritonCritics"
         assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_killed_run_resumes_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
         checkpoint = tmp_path / "c"
@@ -361,6 +365,7 @@ class TestFailingSeeds:
         assert torch.equal(found["replay"]["real"][0], expected["replay"]["real"][0])
         assert [p["returns"][0] for p in found["curve"]] == [p["returns"][0] for p in expected["curve"]]
 
+    @pytest.mark.slow
     def test_a_run_with_a_failed_seed_can_be_stopped_too(self, tmp_path, monkeypatch, same):
         def failing(step, name, **limits):
             with (
@@ -405,6 +410,7 @@ class TestFailingSeeds:
 
 
 class TestFailingRefits:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "error",
         [DivergedError("loss is nan"), GenerationError("no rows"), MemoryError(), RuntimeError("out of memory")],

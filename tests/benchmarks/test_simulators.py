@@ -1,4 +1,4 @@
-"""Simulators against rows that they made themselves."""
+"""Simulators against rows of the same environments."""
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ NAMES = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Walker2d-v4", "maze2d-um
 
 
 def rollout(name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Observations, actions, next observations and rewards of random actions, as a data set has them."""
+    """Observations, actions, next observations and rewards of random actions, as in a data set."""
     if name.startswith("maze2d-"):
         data = collect(name.removeprefix("maze2d-"), count, seed=0)
         return tuple(data[key] for key in ("observations", "actions", "next_observations", "rewards"))
@@ -24,7 +24,7 @@ def rollout(name: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
         action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
         after, reward, terminated, truncated, _ = env.step(action)
         rows.append((observation, action, after, reward))
-        # episodes begin anew early, as a ragdoll on the ground has velocities that are clipped
+        # short episodes: a fallen robot has clipped velocities
         observation = env.reset()[0] if terminated or truncated or len(rows) % 40 == 0 else after
     return tuple(np.array(column, np.float32) for column in zip(*rows, strict=True))
 
@@ -42,7 +42,7 @@ def test_a_simulator_agrees_with_its_own_rows(name):
     np.testing.assert_allclose(reward, rewards[whole], atol=1e-4)
 
 
-def test_a_maze_rewards_the_row_itself_as_its_data_do():
+def test_maze_reward_depends_on_the_observation_as_in_d4rl_data():
     data = collect("umaze", 3_000, seed=0)
     assert 0 < data["rewards"].sum() < 3_000
     following, rewards = make_simulator("maze2d-umaze")(data["observations"], data["actions"])
@@ -51,7 +51,7 @@ def test_a_maze_rewards_the_row_itself_as_its_data_do():
 
 
 @pytest.mark.parametrize("name", NAMES[:1] + NAMES[-1:])
-def test_a_row_does_not_depend_on_the_one_before(name):
+def test_steps_are_independent_of_previous_rows(name):
     observations, actions, *_ = rollout(name, 20)
     simulator = make_simulator(name)
     forth, back = simulator(observations, actions), simulator(observations[::-1], actions[::-1])
@@ -63,15 +63,15 @@ def test_a_row_does_not_depend_on_the_one_before(name):
     ("name", "expected"),
     [("Hopper-v5", [True, False, False]), ("Walker2d-v4", [True, False, False]), ("HalfCheetah-v5", [True] * 3)],
 )
-def test_a_clipped_velocity_tells_no_state(name, expected):
+def test_clipped_velocities_are_not_restorable(name, expected):
     simulator = make_simulator(name)
     observations = np.zeros((3, simulator.observation_dim), np.float32)
-    observations[:, 0] = 11.0  # a place, which has no bound
+    observations[:, 0] = 11.0  # positions have no bound
     observations[:, -1] = 9.4, 10.0, -9.6
     assert simulator.restorable(observations).tolist() == expected
 
 
-def test_a_simulation_that_diverges_gives_no_answer(tmp_path, monkeypatch):
+def test_a_diverged_simulation_gives_nan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes a log
     simulator = make_simulator("HalfCheetah-v5")
     observations, actions = np.zeros((2, 17), np.float32), np.zeros((2, 6), np.float32)
@@ -93,7 +93,7 @@ def test_a_simulation_that_diverges_gives_no_answer(tmp_path, monkeypatch):
         ("kitchen-complete-v0", True, None),
     ],
 )
-def test_a_data_set_is_known_by_its_name(dataset, official, name):
+def test_simulator_of_a_data_set(dataset, official, name):
     assert simulator_of(dataset, official=official) == name
     assert name is None or name in SIMULATORS
 

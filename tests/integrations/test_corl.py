@@ -653,6 +653,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_full_disk_raises_an_error_without_crashing(tmp_path, name):
     pytest.importorskip("resource")

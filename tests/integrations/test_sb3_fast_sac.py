@@ -173,6 +173,7 @@ def arguments(name):
 # --- without a delay --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_delay_it_is_sac_bit_by_bit(variant):
     theirs, ours = (model(algorithm, **arguments(variant)).learn(60) for algorithm in (SAC, FastSAC))
@@ -181,6 +182,7 @@ def test_without_delay_it_is_sac_bit_by_bit(variant):
 
 
 # on a CPU, one_hot reads the values
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "Discrete"])
 def test_captured_updates_without_delay_equal_sac(recorder, variant):
     theirs, ours = (model(algorithm, **arguments(variant)).learn(60) for algorithm in (SAC, FastSAC))

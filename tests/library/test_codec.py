@@ -742,6 +742,7 @@ def test_actions_can_be_modelled_before_the_tanh():
     assert torch.equal(codes[..., others], fitted(spec, rows).encode(rows)[..., others])
 
 
+@pytest.mark.slow
 @given(SPACES, SPACES, st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
 def test_rows_with_unsquashed_actions_come_back_as_they_were(observation, action, seed):

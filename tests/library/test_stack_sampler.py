@@ -55,7 +55,7 @@ def draw(sampler: StackSampler, n: int, seed: int = 0) -> tuple[Tensor, list[tup
     ("n", "expected"),
     [(1, [(0, 1)]), (9, [(0, 9)]), (10, [(0, 10)]), (11, [(0, 10), (10, 1)]), (30, [(0, 10), (10, 10), (20, 10)])],
 )
-def test_chunks_are_bounded_and_cover_exactly_the_rows_asked_for(n: int, expected: list[tuple[int, int]]) -> None:
+def test_chunks_are_bounded_and_cover_exactly_the_requested_rows(n: int, expected: list[tuple[int, int]]) -> None:
     rows, chunks = draw(make(), n)
     assert chunks == expected
     assert rows.isfinite().all()

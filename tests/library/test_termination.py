@@ -121,6 +121,7 @@ def test_a_state_of_other_sizes_is_refused(stack: int, inputs: int) -> None:
         TerminationClassifier.from_state(fit(rows, too_low(rows)).state_dict(), stack, inputs, torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shorter")
 def test_predicted_probabilities_are_calibrated() -> None:
     known, new = rows_of(20_000), rows_of(20_000, seed=1)

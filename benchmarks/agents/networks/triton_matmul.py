@@ -49,7 +49,7 @@ def product(
             f"out, unit: expected contiguous rows (stride 1), got strides {out.stride(2)} and {unit_or_out.stride(2)}"
         )
     for tallest, widest, count in _TILES if k >= _LONG else _TILES[1:]:
-        tall, wide, warps = _tile(m, tallest), _tile(n, widest), count
+        tall, wide, warps = tile_size(m, tallest), tile_size(n, widest), count
         tiles = triton.cdiv(m, tall) * triton.cdiv(n, wide)
         if tiles * stack >= _MULTIPROCESSORS:
             break
@@ -58,11 +58,12 @@ def product(
         A_K=a.stride(2), B_S=b.stride(0), B_K=b.stride(1), B_N=b.stride(2), O_S=out.stride(0), O_M=out.stride(1),
         U_S=unit_or_out.stride(0), U_M=unit_or_out.stride(1), BIAS_S=0 if bias is None else bias.stride(0),
         FACTOR=factor, BIASED=bias is not None, RELU=relu, MASKED=unit is not None, ADD=add, BM=tall, BN=wide,
-        BK=_tile(k, _DEPTH), num_warps=warps, num_stages=3,
+        BK=tile_size(k, _DEPTH), num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out
 
 
-def _tile(size: int, most: int) -> int:
+def tile_size(size: int, most: int | None = None) -> int:
     """Tile size for `size` numbers: a power of two, at least 16 (tensor cores) and at most `most`."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+    tile: int = max(16, triton.next_power_of_2(size))
+    return tile if most is None else min(most, tile)

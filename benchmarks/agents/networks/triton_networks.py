@@ -12,6 +12,7 @@ from synther_replay.benchmarks.agents.networks import triton_kernels as kernels
 from synther_replay.benchmarks.agents.networks.adam import BETAS, EPS, Adam
 from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 from synther_replay.benchmarks.agents.networks.torch_networks import Network
+from synther_replay.benchmarks.agents.networks.triton_matmul import tile_size
 
 _TILE = 64  # size of weight tiles, and batch rows per reduction step
 _SCALE = 16.0  # of critics' gradients in fp16: errors from 1e-4 to 1e4 stay in range
@@ -23,7 +24,7 @@ def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
     tiled = shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
     # Upper bound of the shared memory of all kernels: three strips of both weights, and a tile of inputs.
-    columns = _edge(shape.padded_inputs)
+    columns = tile_size(shape.padded_inputs)
     room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))
     return tiled and room <= torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
@@ -84,7 +85,7 @@ class TritonCritics:
         many, ensembles = stack >= 16, stack >= 64
         self.tuning = {
             "values": {
-                "CP": _edge(columns),
+                "CP": tile_size(columns),
                 "BM": 64 if many else 16,
                 "BK": 32 if many else 64,
                 "num_warps": 4,
@@ -174,8 +175,8 @@ class TritonNetwork:
         kernels.back[(batch // tiles["BM"], stack)](
             layers.parameters, layers.fp16, layers.h1, layers.h2, d_out, layers.d_h1, layers.d_h2,
             d_out if d_inputs is None else d_inputs, W2=starts["W2"], W3=starts["W3"], P=layers.parameters.stride(0),
-            B=batch, C=shape.padded_inputs, CP=_edge(shape.padded_inputs), H=shape.hidden, A=shape.outputs,
-            AP=_edge(shape.outputs), SCALE=float(batch), TO_INPUTS=d_inputs is not None, **tiles,
+            B=batch, C=shape.padded_inputs, CP=tile_size(shape.padded_inputs), H=shape.hidden, A=shape.outputs,
+            AP=tile_size(shape.outputs), SCALE=float(batch), TO_INPUTS=d_inputs is not None, **tiles,
         )  # fmt: skip
 
     def _tiles(self, rows: int) -> dict[str, int]:
@@ -248,7 +249,7 @@ class _Layers:
         kernels.learn[(shape.hidden // tuning["T"] * tiles, stack)](
             inputs, self.parameters, self.fp16, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
             self.d_h2, rates, speed or 0.0, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack, N=critics,
-            B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs, AP=_edge(shape.outputs),
+            B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs, AP=tile_size(shape.outputs),
             TARGETS=speed is not None, **tuning, **factors,
         )  # fmt: skip
 
@@ -266,16 +267,11 @@ def _outputs(
     stack, count, _ = out.shape
     kernels.outputs[(count // tuning["BM"], stack)](
         rows, parameters, fp16, out, *(kept or (fp16, fp16)), **_starts(shape), P=parameters.stride(0), R=count,
-        AGENT=rows.stride(0), D=rows.stride(1), C=shape.inputs, CP=_edge(shape.inputs + 1), H=shape.hidden,
-        A=shape.outputs, AP=_edge(shape.outputs), KEEP=kept[0].shape[1] if kept else 0, **tuning,
+        AGENT=rows.stride(0), D=rows.stride(1), C=shape.inputs, CP=tile_size(shape.inputs + 1), H=shape.hidden,
+        A=shape.outputs, AP=tile_size(shape.outputs), KEEP=kept[0].shape[1] if kept else 0, **tuning,
     )  # fmt: skip
 
 
 def _starts(shape: MlpShape) -> dict[str, int]:
     """First column of each weight and bias but w1, which is at 0, under the names of the kernel arguments."""
     return {name.upper(): start for name, start in shape.starts().items() if name != "w1"}
-
-
-def _edge(size: int) -> int:
-    """Tile size for `size` numbers: a power of two and at least 16 (tensor cores)."""
-    return max(16, triton.next_power_of_2(size))
