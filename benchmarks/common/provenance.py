@@ -34,7 +34,7 @@ def origin(device: torch.device) -> dict[str, Any]:
 
 
 def record_origin(made_on: list[dict[str, Any]], device: torch.device) -> None:
-    """Append machine and commit of this process to `made_on`; warn if they differ from those of the last session."""
+    """Append machine and commit of this process to `made_on`; warn if they differ from those of the last process."""
     here = {key: value for key, value in origin(device).items() if key in ("machine", "commit")}
     if made_on and made_on[-1] != here:
         warnings.warn(f"resumed on another machine or commit: started with {made_on[-1]}, now {here}", stacklevel=3)
