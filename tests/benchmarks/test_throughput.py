@@ -1,12 +1,14 @@
 """The throughput benchmark in miniature, and the shared parts that write its result."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from synther_replay.benchmarks import throughput
+from synther_replay.benchmarks.common import provenance
 from synther_replay.benchmarks.common.files import write_json
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.common.provenance import origin
@@ -28,6 +30,18 @@ def test_a_result_says_where_it_comes_from(monkeypatch):
     release, _, _ = torch.__version__.partition("+")  # what follows names the build, which not all packages do
     assert found["versions"]["torch"].partition("+")[0] == release
     assert found["machine"]["cores"]
+
+
+@pytest.mark.parametrize(("changed", "suffix"), [("", ""), (" M file.py\n", "-dirty")])
+def test_the_commit_says_whether_files_had_changed(changed, suffix, monkeypatch):
+    answers = {"rev-parse": "0123abc\n", "status": changed}
+    monkeypatch.delenv("SYNTHER_REPLAY_COMMIT", raising=False)
+
+    def git(command, **_):
+        return subprocess.CompletedProcess(command, 0, answers[command[1]])
+
+    monkeypatch.setattr(provenance.subprocess, "run", git)
+    assert provenance.commit() == f"0123abc{suffix}"
 
 
 def test_json_is_written_whole(tmp_path):

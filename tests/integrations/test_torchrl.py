@@ -741,6 +741,19 @@ def test_rows_of_high_priority_are_drawn_more_often(wrap):
 
 
 @needs_priorities
+def test_each_real_row_gets_the_priority_at_its_own_place_in_the_batch(wrap):
+    buffer = fill(wrap(prioritised()))
+    _, info = buffer.sample(16, return_info=True)
+    priority = torch.arange(1.0, 17.0)
+    buffer.update_priority(info["index"], priority)
+    found = priorities(buffer, 100)
+    index = info["index"]
+    assert (index < 0).any()
+    for row in set(index[index >= 0].tolist()):
+        assert found[row] in priority[index == row]  # a row drawn twice has one of its two
+
+
+@needs_priorities
 @pytest.mark.parametrize(
     "priority", [3.0, torch.tensor(3.0), torch.full((16,), 3.0)], ids=["float", "number", "vector"]
 )
