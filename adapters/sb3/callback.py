@@ -46,15 +46,15 @@ class SynthERCallback(BaseCallback):
             )
         self._seen = source.last_refit
 
+    def _on_training_end(self) -> None:
+        source = self.model.replay_buffer.source
+        self._notice_refit(source)  # SB3 trains once more after the last step
+        if self.verbose >= 1 and not source.refits and source.real_ratio < 1:
+            print(f"SynthER: no refit in {source.steps} steps, schedule.start is {source.schedule.start}")
+
     def _on_step(self) -> bool:
         source = self.model.replay_buffer.source
-        report = source.last_refit
-        if report is not None and report is not self._seen:
-            self._seen = report
-            self.seconds += report.fit_seconds + report.sample_seconds
-            self._scores = self._evaluate(source, report)
-            if self.verbose >= 1:
-                print(self._summary(source, report))
+        report = self._notice_refit(source)
         self.logger.record("synther/refits", source.refits)
         self.logger.record("synther/store_size", len(source.store))
         self.logger.record("synther/seconds", self.seconds)
@@ -63,6 +63,17 @@ class SynthERCallback(BaseCallback):
         for name, value in self._scores.items():
             self.logger.record(f"synther/{name}", value)
         return True
+
+    def _notice_refit(self, source: SyntheticSource) -> RefitReport | None:
+        """Evaluate and print a refit that has not been seen yet; returns the last one."""
+        report = source.last_refit
+        if report is not None and report is not self._seen:
+            self._seen = report
+            self.seconds += report.fit_seconds + report.sample_seconds
+            self._scores = self._evaluate(source, report)
+            if self.verbose >= 1:
+                print(self._summary(source, report))
+        return report
 
     def _summary(self, source: SyntheticSource, report: RefitReport) -> str:
         seconds = report.fit_seconds + report.sample_seconds

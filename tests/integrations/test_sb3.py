@@ -856,6 +856,19 @@ def test_callback_prints_one_line_per_refit_if_verbose(tmp_path, capsys):
     assert "marginal" not in capsys.readouterr().out
 
 
+def test_callback_reports_a_refit_after_the_last_step(capsys):
+    callback = SynthERCallback(fidelity_rows=0, verbose=1)
+    trained = model().learn(40, callback=callback)  # the refit at step 40 happens in the training that follows it
+    assert "refit 1 at step 40" in capsys.readouterr().out
+    trained.learn(10, callback=callback, reset_num_timesteps=False)
+    assert capsys.readouterr().out == ""  # not twice
+
+
+def test_callback_says_if_there_was_no_refit(capsys):
+    model().learn(30, callback=SynthERCallback(verbose=1))
+    assert "no refit in 30 steps" in capsys.readouterr().out
+
+
 def test_callback_refuses_another_buffer():
     with pytest.raises(TypeError, match="replay_buffer_class: SynthERCallback needs a SynthERBuffer, got ReplayBuffer"):
         model(buffer_class=None).learn(5, callback=SynthERCallback())
