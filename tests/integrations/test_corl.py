@@ -1,6 +1,7 @@
 """The CORL adapter: identical batches before `upsample`, synthetic rows after it."""
 
 import doctest
+import errno
 import importlib.util
 import os
 import subprocess
@@ -797,3 +798,20 @@ def test_one_transition_is_stored_alike_on_the_short_and_the_careful_way():
     np.random.seed(0)
     for a, b in zip(one, careful.sample(50), strict=True):
         assert torch.equal(a, b)
+
+
+@NEEDS_H5PY
+def test_a_single_failed_write_raises(tmp_path, monkeypatch):
+    genuine, calls = d4rl._Disk._attempt, []
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def attempt(self, act):
+        calls.append(1)
+        genuine(self, full if len(calls) == 3 else act)
+
+    monkeypatch.setattr(d4rl._Disk, "_attempt", attempt)
+    spec = TransitionSpec.from_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
+    with pytest.raises(OSError, match="No space left"):
+        d4rl.write(tmp_path / "set.hdf5", spec, 100, iter([torch.rand(100, spec.dim)]))

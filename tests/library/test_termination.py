@@ -154,3 +154,10 @@ def test_divergence_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1e30)
     with pytest.raises(DivergedError, match="termination classifier"):
         fit(rows_of(100), too_low(rows_of(100)))
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_fit_that_only_gets_worse_keeps_the_base_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends_module, "_LEARNING_RATE", 1.0)
+    inputs, terminated = rows_of(400), (torch.arange(400) % 4 == 0).float()[None]
+    assert torch.allclose(fit(inputs, terminated).log_odds(inputs), terminated.mean().logit(), atol=1e-3)
