@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,12 +20,15 @@ _NAME = re.compile(r"\.(?P<name>.+)\.(?P<machine>[^.]*)\.(?P<process>\d+)\.synth
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; the temporary file replaces `path` if the block ends without an error.
 
+    The new file has the permissions of the old one; without an old one, those that the umask gives. If `path` is a
+    symbolic link, its target is replaced.
+
     A killed process leaves its temporary file behind. The next process that writes to the folder on the same machine
-    removes it. A temporary file of another machine is removed by the next write of `path` after one hour. If `path` is
-    a symbolic link, its target is replaced.
+    removes it. A temporary file of another machine is removed by the next write of `path` after one hour.
 
     Raises:
         FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written. The message names it.
     """
     if path.is_symlink():
         path = path.resolve()
@@ -37,9 +41,15 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.tmp")
     try:
         yield temporary
+        with suppress(FileNotFoundError):  # there is no old file
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         _to_disk(temporary)
         os.replace(temporary, path)
         _to_disk(path.parent)
+    except OSError as error:
+        if error.filename is None:  # a failed write, for example on a full disk, does not say where
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

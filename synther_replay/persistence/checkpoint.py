@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from synther_replay.errors import CheckpointError
@@ -24,6 +23,25 @@ FORMAT = "synther_replay"
 VERSION = 2
 _RENAMED_IN_2 = {"refresh_steps": "refit_steps", "refreshes": "refits"}  # keys of version 1
 _TENSOR = "__tensor__"  # reserved key
+# Names of the dtypes in safetensors files.
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
 
 
 def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
@@ -36,7 +54,7 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
             and None.
 
     Raises:
-        TypeError: The state holds another type.
+        TypeError: The state holds another type, or a tensor of an unsupported dtype.
         FileNotFoundError: The folder does not exist.
         OSError: The file cannot be written, for example because the disk is full.
     """
@@ -46,10 +64,7 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
     header["checksum"] = _header_checksum(header)
     with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata=header)
-        except SafetensorError as error:  # raised for a full disk or a read-only folder
-            raise OSError(f"path: cannot write {path} ({error})") from error
+        _write_safetensors(temporary, tensors, header)
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
@@ -66,15 +81,16 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             header = file.metadata() or {}
             _check_header(path, header, kind)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, UnicodeError) as error:
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # a forged header makes the reader raise nearly anything
         raise CheckpointError(f"path: {path} is truncated or not a checkpoint of this library ({error})") from error
     try:
         state = _put_tensors(json.loads(header["tree"]), tensors)
-    except (KeyError, ValueError) as error:
+        if tensors or not isinstance(state, dict):
+            raise ValueError(f"unexpected tensors {sorted(tensors)}" if tensors else f"expected a dict, got {state!r}")
+    except Exception as error:
         raise CheckpointError(f"path: {path} is damaged ({error})") from error
-    if tensors:
-        raise CheckpointError(f"path: {path} is damaged, unexpected tensors {sorted(tensors)}")
-    assert isinstance(state, dict)
     return _renamed(state) if int(header["version"]) < 2 else state
 
 
@@ -82,7 +98,7 @@ def _check_header(path: Path, header: dict[str, str], kind: str) -> None:
     if header.get("format") != FORMAT:
         raise CheckpointError(f"path: {path} was not written by this library")
     version = header.get("version", "")
-    if not version.isdecimal() or int(version) > VERSION:
+    if not version.isdecimal() or len(version) > 9 or int(version) > VERSION:
         raise CheckpointError(
             f"path: {path} has format version {version!r}, this version of the library reads up to {VERSION}"
         )
@@ -107,7 +123,9 @@ def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     """Replace every tensor in the tree by its description and collect the tensors."""
     if isinstance(node, Tensor):
         name = str(len(tensors))
-        tensors[name] = node.detach().cpu().contiguous().clone()
+        tensors[name] = node.detach().cpu().contiguous()
+        if node.dtype not in _DTYPES:
+            raise TypeError(f"state: tensors of {node.dtype} cannot be saved")
         return {_TENSOR: name, **_describe(tensors[name])}
     if isinstance(node, dict):
         for key in node:
@@ -134,5 +152,31 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
-    data = tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(data)}
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(_bytes(tensor))}
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file: length of the header, header, tensors.
+
+    Not by the library: it writes through a temporary file of its own, which a killed process leaves behind, and ignores
+    the umask.
+    """
+    in_order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # keeps every tensor aligned
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in in_order:
+        start, end = end, end + tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little"))
+        file.write(encoded)
+        for name in in_order:
+            file.write(_bytes(tensors[name]))

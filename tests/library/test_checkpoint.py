@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -14,8 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence import checkpoint
@@ -24,6 +24,7 @@ from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoi
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64),
 ]
 STATE = {"steps": 1_234, "name": "a state", "part": {"rows": torch.arange(60.0).view(20, 3), "ids": torch.arange(7)}}
 
@@ -182,25 +183,71 @@ def test_failing_disk_leaves_the_old_file_and_no_other(saved, path, monkeypatch,
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
 def test_failure_in_the_middle_of_writing_leaves_the_old_file_and_no_other(saved, path, monkeypatch, error):
-    def write_half(tensors, file, metadata):
-        Path(file).write_bytes(saved[: len(saved) // 2])
+    def write_half(file, tensors, metadata):
+        file.write_bytes(saved[: len(saved) // 2])
         raise error
 
-    monkeypatch.setattr(checkpoint, "save_file", write_half)
+    monkeypatch.setattr(checkpoint, "_write_safetensors", write_half)
     with pytest.raises(type(error)):
         save_checkpoint(path, "toy", {"steps": 2})
     assert path.read_bytes() == saved
     assert files(path) == [path.name]
 
 
-def test_write_failure_of_safetensors_raises_os_error_with_the_path(saved, path, monkeypatch):
-    def refuse(tensors, file, metadata):
-        raise SafetensorError("I/O error: Permission denied")
-
-    monkeypatch.setattr(checkpoint, "save_file", refuse)
-    with pytest.raises(OSError, match=re.escape(str(path)) + ".*Permission denied"):
-        save_checkpoint(path, "toy", {"steps": 2})
+def test_full_disk_raises_os_error_with_the_path(saved, path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # maximum file size
+    try:
+        with pytest.raises(OSError, match=re.escape(str(path))):
+            save_checkpoint(path, "toy", {"rows": torch.ones(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == saved
+    assert files(path) == [path.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no umask")
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_permissions_are_those_of_the_umask_or_of_the_old_file(path, mask):
+    before = os.umask(mask)
+    try:
+        save_checkpoint(path, "toy", STATE)
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+        path.chmod(0o640)
+        save_checkpoint(path, "toy", STATE)
+        assert path.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="there is no such signal")
+def test_save_that_is_killed_leaves_nothing_that_the_next_save_does_not_remove(path):
+    import resource
+
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # kills the process in the middle of a write
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)
+        save_checkpoint(path, "toy", {"rows": torch.ones(100_000)})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGXFSZ
+    assert files(path) != []
+    save_checkpoint(path, "toy", STATE)
+    assert files(path) == [path.name]
+
+
+def test_tensor_of_an_unsupported_dtype_is_refused_and_the_old_file_stays(saved, path):
+    with pytest.raises(TypeError, match="complex128"):
+        save_checkpoint(path, "toy", {"value": torch.ones(2, dtype=torch.complex128)})
+    assert path.read_bytes() == saved
+
+
+def test_files_are_read_by_the_safetensors_library(path):
+    state = {str(dtype): torch.arange(6).view(2, 3).to(dtype) for dtype in DTYPES}
+    save_checkpoint(path, "toy", state)
+    found = load_file(path)
+    assert sorted(map(str, found.values())) == sorted(map(str, state.values()))
 
 
 def test_missing_folder_is_an_error(tmp_path):
@@ -317,6 +364,41 @@ def test_header_with_other_contents_is_refused(saved, path, entry, value):
 
     path.write_bytes(edited(saved, change))
     with pytest.raises(CheckpointError):
+        load_checkpoint(path, "toy")
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "[]",
+        "null",
+        "7",
+        "NaN",
+        "[" * 50_000 + "]" * 50_000,
+        '{"a": ' * 50_000 + "1" + "}" * 50_000,
+        "9" * 10_000,
+        *(json.dumps({"a": {"__tensor__": name}}) for name in ([], {}, None, "0", ["0"])),
+    ],
+    ids=lambda tree: tree[:20],
+)
+def test_forged_tree_with_a_right_checksum_is_refused(saved, path, tree):
+    def change(header):
+        header["__metadata__"]["tree"] = tree
+        header["__metadata__"]["checksum"] = checkpoint._header_checksum(header["__metadata__"])
+
+    path.write_bytes(edited(saved, change))
+    with pytest.raises(CheckpointError):
+        load_checkpoint(path, "toy")
+
+
+@pytest.mark.parametrize("version", ["9" * 10_000, "1" * 100, "0" * 10_000 + "2"], ids=len)
+def test_version_of_many_digits_is_refused(saved, path, version):
+    def change(header):
+        header["__metadata__"]["version"] = version
+        header["__metadata__"]["checksum"] = checkpoint._header_checksum(header["__metadata__"])
+
+    path.write_bytes(edited(saved, change))
+    with pytest.raises(CheckpointError, match="version"):
         load_checkpoint(path, "toy")
 
 
