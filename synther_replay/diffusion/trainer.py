@@ -104,7 +104,7 @@ class StackTrainer:
             4, dtype=torch.float64, device=device
         ).unbind()
         self.data = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
-        self._run_block: Callable[[], None] | None = None
+        self._replay: Callable[[], None] | None = None  # CUDA graph of a block
         self._captured_for: tuple[int, int] | None = None
 
     def reset(self) -> None:
@@ -144,7 +144,7 @@ class StackTrainer:
                 self.reset()
             self.fits += 1
             self._hold(train)
-            self._prepare_block(plan.batch_size)
+            run_block = self._block_for(plan.batch_size)
             self.rng.manual_seed(derive_seed(self.seed, 2, self.fits))
             validation = None
             if held_out is not None:
@@ -152,7 +152,7 @@ class StackTrainer:
                 rows = held_out.to(self.device)
                 validation = HeldOutBatches(rows, plan.batch_size, rng=rng, **self._network())
             try:
-                return self._loop(plan, validation, on_progress)
+                return self._loop(run_block, plan, validation, on_progress)
             finally:
                 self.release()
 
@@ -180,6 +180,7 @@ class StackTrainer:
 
     def _loop(
         self,
+        run_block: Callable[[], None],
         plan: TrainingPlan,
         validation: HeldOutBatches | None,
         on_progress: Callable[[int, float, float | None], None] | None,
@@ -195,11 +196,10 @@ class StackTrainer:
         loss: Tensor = self.loss_sum
         first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
         self.loss_sum.zero_()
-        assert self._run_block is not None
         while done < blocks and not stopped:
             elapsed = self._share_of_time(begun, plan.max_seconds)
             self._set_rates(plan.learning_rate, max(done / blocks, elapsed), self.adam_steps - first_step)
-            self._run_block()
+            run_block()
             done += 1
             self.adam_steps += self.average_every
             stopped = self._share_of_time(begun, plan.max_seconds) >= 1
@@ -276,20 +276,23 @@ class StackTrainer:
         if self.device.type != "cuda":
             self.data = self.data.new_empty(self.stack, 0, self.shape.dim)
 
-    def _prepare_block(self, batch_size: int) -> None:
-        key = (batch_size, self.data.shape[1])
-        if self._captured_for == key:
-            return
+    def _block_for(self, batch_size: int) -> Callable[[], None]:
+        """Return a function that trains one block; on CUDA it replays a graph.
 
+        The trainer must not hold a method of its own: in such a cycle a dropped model stays in memory until Python's
+        garbage collector runs, which counts objects, not bytes.
+        """
         block = functools.partial(self._block, batch_size)
-        if self.device.type == "cuda":
+        if self.device.type != "cuda":
+            return block
+        key = (batch_size, self.data.shape[1])
+        if self._replay is None or self._captured_for != key:
             before = self.state_dict()
             self._set_rates(0.0, 0.0, 0)
-            self._run_block = capture(block, self.rng)
+            self._replay = capture(block, self.rng)
+            self._captured_for = key
             self.load_state_dict(before)
-        else:
-            self._run_block = block
-        self._captured_for = key
+        return self._replay
 
     def _block(self, batch_size: int) -> None:
         steps = self.average_every

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
+import weakref
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -1127,3 +1129,19 @@ def test_fractional_steps_are_rounded_up_to_blocks() -> None:
 def test_a_first_fit_is_always_from_scratch() -> None:
     generator = make(steps=30, refit_steps=10)
     assert generator.fit(two_modes(), from_scratch=False).steps == 30
+
+
+def test_a_dropped_generator_is_freed_at_once() -> None:
+    """Regression: the trainer held a method of its own, so every model waited for the garbage collector."""
+    generator = fitted()
+    generator.sample(10)
+    generator.fit(two_modes(seed=1))
+    trainer, sampler = generator._trainer, generator._sampler
+    parts = [generator, trainer, sampler, trainer.optimiser, trainer.optimiser.parameters, sampler.weights]
+    alive = [weakref.ref(part) for part in parts]
+    gc.disable()
+    try:
+        del generator, trainer, sampler, parts
+        assert [ref() for ref in alive] == [None] * len(alive)
+    finally:
+        gc.enable()
