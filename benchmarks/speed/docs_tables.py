@@ -16,7 +16,6 @@ Measured = dict[str, dict[str, Any]]
 ONLINE = "HalfCheetah-v5/synther-fast-seeds-100.json"
 """Online run of eight seeds that used the GPU alone."""
 _STEP, _GENERATION, _AGENT = "training step, M = 1, batch 256", "generation, paper", "published agent"
-_FAST, _REFIT = "generation, fast", "refit, fast, warm"
 _FRAMEWORKS = ("Stable-Baselines3", "TorchRL", "CORL")
 
 
@@ -28,15 +27,13 @@ def tables(results: Path) -> dict[str, str]:
     """
     folder = results / "speed"
     gpu, cpu = _measured(folder / "throughput-h200.json"), _measured(folder / "throughput-cpu.json")
-    # In this run other jobs used ten of the 16 cores. It has the published agent and the current settings of `fast()`.
-    busy = _measured(folder / "published-agent-h200.json")
     online = json.loads((results / "online" / "main" / ONLINE).read_text())
     return {
-        "readme-speed": sentences(gpu, busy, online),
-        "speed-core": core_table(gpu, busy),
+        "readme-speed": sentences(gpu, online),
+        "speed-core": core_table(gpu),
         "speed-cpu": cpu_table(cpu),
         "speed-adapters": adapters_table({"CPU": cpu, "H200": gpu}),
-        "speed-published-run": published_run_table(gpu, busy),
+        "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),
         "speed-sb3": sb3_table(_measured(folder / "sb3-updates-h200.json")),
         "speed-offline": _offline(folder / "offline-alone.json", results / "offline" / "main"),
@@ -46,29 +43,27 @@ def tables(results: Path) -> dict[str, str]:
 def report(content: dict[str, Any]) -> str:
     """All tables of one result file of throughput.py."""
     measured, machine = content["results"], content["machine"]["accelerator"] or "CPU"
-    core = core_table(measured, {}, machine) if _GENERATION in measured else cpu_table(measured, machine)
-    parts = (core, adapters_table({machine: measured}), published_run_table(measured, measured, machine))
+    core = core_table(measured, machine) if _GENERATION in measured else cpu_table(measured, machine)
+    parts = (core, adapters_table({machine: measured}), published_run_table(measured, machine))
     return "\n\n".join(part for part in parts if part)
 
 
-def core_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:
+def core_table(gpu: Measured, machine: str = "one H200") -> str:
     """Training, generation, buffer and metrics on a GPU, compared with the published code.
 
     Args:
         gpu: Measurements to show.
-        busy: Measurements on a busy host, used for the two rows about `fast()`; may be empty.
         machine: Name of the machine.
     """
     step, generation, buffer = gpu[_STEP], gpu[_GENERATION], gpu["buffer, batch 256, r = 0.5"]
-    fast, refit = (busy.get(key, gpu[key]) for key in (_FAST, _REFIT))
-    fast_note, refit_note = (", timed while the host was busy" if key in busy else "" for key in (_FAST, _REFIT))
+    fast, refit = gpu["generation, fast"], gpu["refit, fast, warm"]
     training = f"training step, batch 256, {step['parameters'] / 1e6:.1f}M parameters"
     rows = [
         [training, _ms(step, "published_ms"), _ms(step, "ms"), _times(step)],
         ["1M rows with `paper()`", _s(generation, "published_s"), _s(generation, "s"), _times(generation)],
         ["training step of eight models at once", None, _ms(gpu["training step, M = 8, batch 256"], "ms"), None],
-        [f"1M rows with `fast()`{fast_note}", None, _s(fast, "s"), None],
-        [f"warm refit of `fast()` and its {refit['rows']:,} rows{refit_note}", None, _s(refit, "s"), None],
+        ["1M rows with `fast()`", None, _s(fast, "s"), None],
+        [f"warm refit of `fast()` and its {refit['rows']:,} rows", None, _s(refit, "s"), None],
         ["`buffer.sample(256)`, half synthetic", None, f"{buffer['sample_us']:.0f} us", None],
         ["one gather of the same number of rows", None, f"{buffer['one_gather_us']:.0f} us", None],
         ["`fidelity` of 1M against 1M rows", None, _s(gpu["fidelity"], "s"), None],
@@ -106,34 +101,30 @@ def adapters_table(machines: dict[str, Measured]) -> str:
     return markdown_table(("adapter", *head), rows)
 
 
-def published_run(gpu: Measured, busy: Measured) -> list[tuple[str, float, str]]:
+def published_run(gpu: Measured) -> list[tuple[str, float, str]]:
     """Name, hours and timing of each part of one seed of the published online experiment.
-
-    Args:
-        gpu: Measurements of the published training step and generation.
-        busy: Measurements of the published agent; may be those of `gpu`.
 
     Returns:
         The parts; empty if one was not measured.
     """
-    if _AGENT not in busy or "published_s" not in gpu.get(_GENERATION, {}):
+    if _AGENT not in gpu or "published_s" not in gpu.get(_GENERATION, {}):
         return []
-    agent, note = busy[_AGENT], "" if busy is gpu else ", host busy"
+    agent = gpu[_AGENT]
     insertion = re.sub(r"\d+", lambda digits: f"{int(digits[0]):,}", agent["insert_note"])
     fit_step = gpu[_STEP]["published_ms"] / 1e3
     seconds = {
         "10 fits of 100,000 steps": (10 * 100_000 * fit_step, "1,000,000 times one training step"),
         "10 times generating 1M rows": (10 * gpu[_GENERATION]["published_s"], "ten times the time of 100,000 rows"),
-        "10 times inserting 1M rows": (10 * agent["insert_1m_rows_s"], insertion + note),
-        "95,000 steps of learning": (95_000 * agent["train_s"], f"95,000 times one call of `train`{note}"),
-        "100,000 environment steps": (100_000 * agent["environment_step_s"], f"100,000 times one step{note}"),
+        "10 times inserting 1M rows": (10 * agent["insert_1m_rows_s"], insertion),
+        "95,000 steps of learning": (95_000 * agent["train_s"], "95,000 times one call of `train`"),
+        "100,000 environment steps": (100_000 * agent["environment_step_s"], "100,000 times one step"),
     }
     return [(name, value / 3600, timing) for name, (value, timing) in seconds.items()]
 
 
-def published_run_table(gpu: Measured, busy: Measured, machine: str = "one H200") -> str:
+def published_run_table(gpu: Measured, machine: str = "one H200") -> str:
     """Parts of the published run and their sum; empty if a part was not measured. See `published_run`."""
-    parts = published_run(gpu, busy)
+    parts = published_run(gpu)
     if not parts:
         return ""
     total = sum(hours for _, hours, _ in parts)
@@ -150,12 +141,11 @@ def sb3_table(measured: Measured) -> str:
     return markdown_table(("20 updates per call, batch 256, one H200", "updates per second", "ms per call"), rows)
 
 
-def sentences(gpu: Measured, busy: Measured, online: dict[str, Any]) -> str:
+def sentences(gpu: Measured, online: dict[str, Any]) -> str:
     """Summary for the README.
 
     Args:
-        gpu: Measurements of the ratios.
-        busy: Measurements of the published agent, on a busy host.
+        gpu: Measurements of the ratios and of the published agent.
         online: Content of an online result file.
     """
     seeds, wall = len(online["seeds"]), online["wall_seconds"]["total"]
@@ -164,14 +154,11 @@ def sentences(gpu: Measured, busy: Measured, online: dict[str, Any]) -> str:
         f"{gpu[_GENERATION]['ratio']:.0f} times as fast as in the published code. "
         f"{seeds} seeds of {online['steps']:,} steps on {online['env']} take {wall:.0f} s together"
     )
-    parts = published_run(gpu, busy)
+    parts = published_run(gpu)
     if not parts:
         return f"{text}."
-    slow = sum("host busy" in timing for *_, timing in parts)
-    return (
-        f"{text}; one seed of the published agent takes about {sum(hours for _, hours, _ in parts):.1f} hours, the sum "
-        f"of its parts as timed on that GPU ({slow} of {len(parts)} parts while the host was busy)."
-    )
+    hours = sum(hours for _, hours, _ in parts)
+    return f"{text}; one seed of the published agent takes about {hours:.1f} hours, the sum of its parts as timed on that GPU."
 
 
 def _online(content: dict[str, Any]) -> str:
