@@ -104,7 +104,7 @@ def main() -> None:
     rows = results["SAC + SynthER", 0][1]
     if rows is not None:
         real, synthetic = rows[0], Transitions(rows[0].spec, rows[1])
-        print(f"\nfidelity of the synthetic transitions at the end of seed 0\n{fidelity(real, synthetic)}")
+        print(f"\nfidelity of the synthetic transitions at the end of seed 0\n{fidelity(real, synthetic, warn=False)}")
         draw_marginals(real, synthetic, args.out / "marginals.png")
         figures.append(args.out / "marginals.png")
     print(f"\nfigures: {', '.join(map(str, figures))}")

@@ -63,9 +63,9 @@ def main() -> None:
     print(f"generated {len(synthetic):,} transitions in {time.monotonic() - begun:.1f} s\n")
 
     print("fidelity of synthetic transitions")
-    print(fidelity(real, synthetic, held_out=fresh))
+    print(fidelity(real, synthetic, held_out=fresh, warn=False))
     print("\nfor reference: fidelity of new real transitions")
-    print(fidelity(real, fresh))
+    print(fidelity(real, fresh, warn=False))
 
     figure = args.out if args.out.suffix else args.out.with_suffix(".png")
     draw_marginals(real, synthetic, figure)

@@ -63,7 +63,7 @@ def draw(
     synthetic = generator.sample(len(real))
     synchronise(trained.device)
     elapsed = time.perf_counter() - started
-    result = fidelity(real, synthetic)
+    result = fidelity(real, synthetic, warn=False)
     values = (label, describe(config), config.sampling_steps, precision)
     return dict(zip(HEADER, (*values, result.marginal, result.correlation, elapsed), strict=True))
 

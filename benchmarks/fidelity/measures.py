@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -51,18 +50,9 @@ class RowMeasures:
             rows: Rows to measure.
             is_held_out: Whether they are the held-out rows themselves; memorisation is then skipped.
         """
-        found = fidelity(self.real, rows, held_out=None if is_held_out else self.held_out, seed=self.seed)
-        memory = found.memorisation
-        return {
-            "marginal": found.marginal,
-            "correlation": json_number(found.correlation),
-            "marginal_by_column": found.marginal_by_column.tolist(),
-            "rejected": found.rejected_synthetic,
-            "memorisation": (
-                None if memory is None else {key: json_number(value) for key, value in vars(memory).items()}
-            ),
-            **self.without_reference(rows),
-        }
+        held_out = None if is_held_out else self.held_out
+        found = fidelity(self.real, rows, held_out=held_out, warn=False, seed=self.seed)  # the tables have the verdict
+        return {**found.to_json(), **self.without_reference(rows)}
 
     def without_reference(self, rows: Transitions) -> dict[str, Any]:
         """Histograms and dynamics only, which need no comparison; used for the real rows themselves."""
@@ -86,11 +76,6 @@ def shown_columns(spec: TransitionSpec) -> dict[str, int]:
     parts = {"observation": spec.observations, "action": spec.actions}
     named = {f"{name} {k - part.start}": k for name, part in parts.items() for k in range(part.start, part.stop)}
     return {**named, "reward": spec.rewards.start, "terminated": spec.terminated.start}
-
-
-def json_number(value: float) -> float | None:
-    """The value, or None for NaN and infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None
 
 
 def _span(values: torch.Tensor) -> list[float]:

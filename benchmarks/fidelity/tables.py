@@ -24,6 +24,7 @@ def tables(content: dict[str, Any]) -> str:
         fidelity_table(sources),
         "Closer to training: share of rows, 0.5 without memorisation. Ratio: median distance to the training rows "
         "divided by that of held-out rows.",
+        *verdict_tables(sources),
         compression_table(content),
     ]
     if content["simulator"] is None:
@@ -58,6 +59,18 @@ def fidelity_table(sources: dict[str, Any]) -> str:
             seconds = entry.get("fit_seconds"), entry.get("sample_seconds")
             lines.append([title(name), *scores, memory.get("share_closer"), memory.get("ratio"), *seconds])
     return markdown_table(header, lines)
+
+
+def verdict_tables(sources: dict[str, Any]) -> list[str]:
+    """Terminations, bounds and failures, a row per source; nothing for files without them."""
+    header = ("rows", "terminated, real", "terminated", "out of bounds", "out of range", "columns failed", "worst")
+    keys = "termination_rate_real", "termination_rate_synthetic", "out_of_bounds", "out_of_range"
+    lines = []
+    for name, entry in sources.items():
+        if "failures" in entry:
+            failed = sum(column["failure"] is not None for column in entry["columns"])
+            lines.append([title(name), *(entry[key] for key in keys), failed, (entry["failures"] or [None])[0]])
+    return [markdown_table(header, lines)] if lines else []
 
 
 def compression_table(content: dict[str, Any]) -> str:

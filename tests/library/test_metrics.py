@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from synther_replay import metrics
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.metrics import (
     correlation_similarity,
@@ -20,6 +19,7 @@ from synther_replay.metrics import (
     fidelity,
     ks_complement,
     memorisation,
+    scores,
 )
 
 DIM = 6  # more than one block of columns
@@ -78,7 +78,7 @@ def test_constant_columns_count_in_marginals_but_have_no_correlation() -> None:
     assert similarity[:, [1, 4]].isnan().all()
     kept = [0, 2, 3, 5]
     rest = fidelity(real[:, kept], synthetic[:, kept])
-    score = fidelity(real, synthetic)
+    score = fidelity(real, synthetic, warn=False)
     assert score.correlation == pytest.approx(rest.correlation)
     assert 0.5 < score.correlation < 1
     assert score.marginal_by_column[1] < 1
@@ -125,14 +125,14 @@ def test_opposite_correlation_scores_zero_and_swapped_columns_score_lower() -> N
     up, down = torch.cat([x, x], dim=1), torch.cat([x, -x], dim=1)
     assert correlation_similarity(up, down)[0, 1] == pytest.approx(0, abs=1e-12)
     real = torch.cat([x, x + 0.1 * _gaussian(500, 1, dim=1), _gaussian(500, 2, dim=1)], dim=1)
-    same, swapped = fidelity(real, real), fidelity(real, real[:, [2, 1, 0]])
+    same, swapped = fidelity(real, real), fidelity(real, real[:, [2, 1, 0]], warn=False)
     assert swapped.correlation < same.correlation - 0.2
     # Permuted columns of equal distribution change only the correlation, not the marginals.
     assert swapped.marginal > 0.9
 
 
 def test_correlation_survives_large_offsets_and_block_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_ROWS", 64)
+    monkeypatch.setattr(scores, "_ROWS", 64)
     real, synthetic = (_data("random", 150, seed) for seed in (1, 2))
     scale = np.logspace(-200, 200, DIM)
     expected = 1 - np.abs(np.corrcoef(real.T) - np.corrcoef(synthetic.T)) / 2
@@ -274,16 +274,13 @@ def test_same_seed_same_answer_other_seed_other_answer_and_global_state_untouche
     assert first.synthetic_distance != other.synthetic_distance
 
 
-def test_fidelity_fills_memorisation_only_with_held_out_rows_and_prints() -> None:
+def test_fidelity_fills_memorisation_only_with_held_out_rows() -> None:
     real, synthetic, held_out = (_gaussian(100, seed) for seed in range(3))
     plain, full = fidelity(real, synthetic), fidelity(real, synthetic, held_out=held_out, seed=3)
     assert plain.memorisation is None
     assert full.memorisation is not None
     assert vars(full.memorisation) == vars(memorisation(synthetic, real, held_out, seed=3))
-    names = [[line.split()[0] for line in str(score).splitlines()] for score in (plain, full)]
-    assert names == [["marginal", "correlation", "rejected"], ["marginal", "correlation", "rejected", "memorisation"]]
-    assert f"{plain.marginal:.4f}" in str(plain)
-    assert f"column {int(plain.marginal_by_column.argmin())}," in str(plain)
+    assert ["memorisation" in str(score) for score in (plain, full)] == [False, True]
 
 
 # --- the simulator's verdict
