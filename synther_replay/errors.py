@@ -22,8 +22,19 @@ class CheckpointError(ValueError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out. On a CPU and in cuBLAS, torch reports this as a plain RuntimeError."""
+    """Return whether memory ran out; torch has a class of its own for this only in some cases.
+
+    On a CPU and in CUDA's libraries it is a plain RuntimeError. A library that cannot allocate its workspace says
+    ``..._STATUS_ALLOC_FAILED``, or ``..._STATUS_NOT_INITIALIZED`` if it was to be its first.
+    """
     text = str(error).lower()
-    phrases = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
+    phrases = (
+        "out of memory",
+        "not enough memory",
+        "can't allocate memory",
+        "cudaerrormemoryallocation",
+        "status_alloc_failed",
+        "status_not_initialized",
+    )
     matches = any(phrase in text for phrase in phrases)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and matches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,11 +52,20 @@ class SourceOptions:
     def build(
         self, real: RealTransitions, spec: TransitionSpec, device: torch.device | str | None = None
     ) -> SyntheticSource:
-        """Build the source on a device; None: the device of the generator, or the CPU."""
+        """Build the source on a device; None: the device of the generator, or the CPU.
+
+        Raises:
+            ValueError: The rows are too long for the generator, for example images. With ``real_ratio=1`` any rows are
+                accepted, because no generator is built.
+        """
         assert self.seed is not None  # set in __post_init__
-        generator = self.generator
-        if generator is None or isinstance(generator, GeneratorConfig):
-            generator = DiffusionGenerator(spec, generator, device=resolve_device(device or "cpu"), seed=self.seed)
+        generator: Generator | Callable[..., Generator]
+        if self.generator is None or isinstance(self.generator, GeneratorConfig):
+            generator = functools.partial(DiffusionGenerator, spec, self.generator, seed=self.seed)
+            if self.real_ratio < 1.0:
+                generator = generator(device=resolve_device(device or "cpu"))
+        else:
+            generator = self.generator
         return SyntheticSource(
             real,
             generator,

@@ -21,7 +21,7 @@ from gymnasium import spaces
 Kind = Literal["real", "ordinal", "category"]
 Path = tuple[str | int, ...]
 
-# float32 represents every integer up to this one exactly.
+# float32 represents every integer up to this one exactly, and larger ones with 24 significant bits.
 MAX_EXACT_INTEGER = 2**24
 
 
@@ -102,11 +102,23 @@ def _leaf(path: Path, shape: tuple[int, ...], dtype: Any, kind: Kind, low: Any, 
     flat_low, flat_high = (np.asarray(bound, dtype=np.float64).reshape(-1) for bound in (low, high))
     torch_dtype = torch.from_numpy(np.empty(0, dtype=dtype)).dtype
     if kind == "ordinal":
-        flat_low, flat_high = flat_low.clip(-MAX_EXACT_INTEGER), flat_high.clip(max=MAX_EXACT_INTEGER)
+        least, most = integer_limits(torch_dtype)
+        flat_low, flat_high = flat_low.clip(least), flat_high.clip(max=most)
     if torch_dtype == torch.float16:  # float32 rows have a larger range than float16
         largest = torch.finfo(torch_dtype).max
         flat_low, flat_high = flat_low.clip(-largest), flat_high.clip(max=largest)
     return Leaf(path, tuple(shape), torch_dtype, kind, flat_low, flat_high)
+
+
+def integer_limits(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the smallest and the largest float32 number that an integer dtype (or bool) can hold."""
+    if dtype == torch.bool:
+        return 0.0, 1.0
+    limits = torch.iinfo(dtype)
+    most = np.float32(limits.max)
+    if int(most) > limits.max:  # rounded up
+        most = np.nextafter(most, np.float32(0))
+    return float(limits.min), float(most)
 
 
 def pick(value: Any, path: Path, name: str) -> Any:

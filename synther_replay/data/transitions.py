@@ -96,13 +96,20 @@ class TransitionSpec:
 
     def outside_action_space(self, actions: Tensor, tolerance: float = 0.0) -> Tensor:
         """Return which values of actions ``(n, action_dim)`` exceed their bounds by more than `tolerance`."""
+        low, high = self._action_bounds(actions.device)
+        return (actions.double() < low - tolerance) | (actions.double() > high + tolerance)
+
+    def clipped_actions(self, actions: Tensor) -> Tensor:
+        """Return actions ``(n, action_dim)`` clipped to their bounds."""
+        return actions.double().clamp(*self._action_bounds(actions.device)).to(actions.dtype)
+
+    def _action_bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Bounds of the columns of an action, float64 ``(action_dim,)``."""
         low, high = (
-            torch.as_tensor(
-                np.concatenate([getattr(leaf, bound) for leaf in self.action_leaves]), device=actions.device
-            )
+            torch.as_tensor(np.concatenate([getattr(leaf, bound) for leaf in self.action_leaves]), device=device)
             for bound in ("low", "high")
         )
-        return (actions.double() < low - tolerance) | (actions.double() > high + tolerance)
+        return low, high
 
     def fields(self) -> dict[str, tuple[Leaf, ...]]:
         """The leaves of each field that has a space (reward and terminated have none)."""

@@ -1,4 +1,4 @@
-"""Validation of the values of transitions."""
+"""Validation of the values of transitions: which are wrong, and errors that name them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synther_replay.data.spaces import MAX_EXACT_INTEGER, Leaf
+from synther_replay.data.spaces import Leaf, integer_limits
+
+
+def wrong_values(part: Tensor, leaf: Leaf) -> Tensor | None:
+    """Return which finite values of a leaf are wrong, a mask like `part`; None if any finite value is right.
+
+    Wrong are integers outside their range, fractions of integers, and floats that overflow the leaf's dtype.
+
+    Args:
+        part: Values of the leaf, ``(..., size)``, of any dtype.
+        leaf: The leaf.
+    """
+    if leaf.kind != "real":
+        values = part.to(torch.float64)
+        low, high = (torch.as_tensor(limit, device=part.device) for limit in _limits(leaf))
+        return (values != values.round()) | (values < low) | (values > high)
+    if leaf.dtype == torch.float16:  # the only supported type narrower than float32
+        return ~torch.isfinite(part.to(leaf.dtype))
+    return None
 
 
 def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
@@ -17,17 +35,26 @@ def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
         leaf: The leaf.
         where: Name of the values in the error message.
     """
-    if leaf.kind != "real":
-        _check_integers(part, leaf, where)
-    elif leaf.dtype == torch.float16:  # the only supported type narrower than float32
+    wrong = wrong_values(part, leaf)
+    if wrong is None or not bool(wrong.any()):
+        return
+    if leaf.kind == "real":
         check_finite(part.to(leaf.dtype), where)
+    low, high = _limits(leaf)
+    bad = part[wrong].flatten()[0].item()
+    raise ValueError(f"{where}: expected integers from {int(low.min())} to {int(high.max())}, got {bad}")
+
+
+def wrong_flags(part: Tensor) -> Tensor:
+    """Return which termination flags are neither 0 nor 1, a mask like `part`."""
+    return (part != 0) & (part != 1)
 
 
 def check_flags(part: Tensor) -> None:
     """Raise ValueError for termination flags other than 0 and 1."""
     if part.dtype == torch.bool:
         return
-    wrong = (part != 0) & (part != 1)
+    wrong = wrong_flags(part)
     if bool(wrong.any()):
         raise ValueError(f"terminated: expected True or False (or 1 and 0), got {part[wrong].flatten()[0].item()}")
 
@@ -41,24 +68,13 @@ def check_finite(part: Tensor, where: str) -> None:
         raise ValueError(f"{where}: {count} of {wrong[..., 0].numel()} rows are non-finite in {kind} (found {bad})")
 
 
-def _check_integers(part: Tensor, leaf: Leaf, where: str) -> None:
-    values = part.to(torch.float64)
-    low, high = (torch.as_tensor(limit, device=part.device) for limit in _limits(leaf))
-    wrong = (values != values.round()) | (values < low) | (values > high)
-    if bool(wrong.any()):
-        bad = part[wrong].flatten()[0].item()
-        raise ValueError(f"{where}: expected integers from {int(low.min())} to {int(high.max())}, got {bad}")
-
-
 def _limits(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
     """Smallest and largest accepted integer per column.
 
     Categories must be in their space. Ordinals only have to fit their dtype, because environments often exceed the
     bounds of an integer Box.
     """
-    low, high = leaf.low, leaf.high
-    if leaf.kind == "ordinal":
-        is_bool = leaf.dtype == torch.bool
-        limits = (0, 1) if is_bool else (torch.iinfo(leaf.dtype).min, torch.iinfo(leaf.dtype).max)
-        low, high = (np.array([limit], dtype=np.float64) for limit in limits)
-    return low.clip(-MAX_EXACT_INTEGER), high.clip(max=MAX_EXACT_INTEGER)
+    if leaf.kind == "category":
+        return leaf.low, leaf.high
+    least, most = integer_limits(leaf.dtype)
+    return np.array([least]), np.array([most])

@@ -21,6 +21,8 @@ class SyntheticReplayBuffer(SyntheticSource):
             buffer.add(observation, action, reward, next_observation, terminated)
             batch = buffer.sample(256)     # refits the generator first if a refit is due
 
+    Several threads may add; one thread samples.
+
     Args:
         real: Buffer of real transitions: a `RingBuffer`, or any object with the methods of `RealBuffer`.
         generator: This and the other arguments: see `SyntheticSource`.
@@ -43,8 +45,9 @@ class SyntheticReplayBuffer(SyntheticSource):
             transitions = Transitions.from_arrays(self.spec, *fields)
         else:
             raise TypeError(f"add: expected Transitions or five fields, got {len(fields)} arguments")
-        self.real.add(transitions)
-        self.steps += transitions.rows[..., 0].numel()
+        with self._adding:
+            self.real.add(transitions)
+            self.steps += transitions.rows[..., 0].numel()
 
     def sample(self, batch_size: int) -> Transitions:
         """Draw a shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows; refit first if due."""

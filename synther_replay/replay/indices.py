@@ -16,8 +16,9 @@ from torch import Tensor
 from synther_replay.common.checks import device_or_cpu
 
 _NUMBERS_PER_BLOCK = 65_536
-_SHUFFLES_PER_BLOCK = 64  # while the sizes stay the same
-_SHUFFLES_IN_FIRST_BLOCK = 4  # after the sizes changed: they may change again soon
+_SHUFFLES_PER_BLOCK = 64  # of a size that was drawn before
+_SHUFFLES_IN_FIRST_BLOCK = 4  # of a new size, which may not come again
+_SIZES_AT_HAND = 8  # sizes whose permutations are kept, so that several batch sizes may alternate
 # Maximum number of draws whose indices are scaled to the number of rows in advance.
 _DRAWS_AHEAD = 32
 
@@ -62,13 +63,17 @@ class IndexStream(_Stream):
         self._size = 0
         self._cursor = 0  # numbers of the block already used
         self._block = torch.empty(0, dtype=torch.float64, device=device)
+        self._scaled = torch.empty(0, dtype=torch.long, device=device)  # the next indices for one `high`
+        self._scaled_from = -1  # position of the first one in the block
+        self._high = 0
+        self._taken = 0  # draws made so far for this `high`
         self._ready: list[Tensor] = []  # prepared draws for one (count, high); the next one is last
         self._ready_for = (0, 0)
-        self._taken = 0  # draws made so far for this (count, high)
 
     def draw(self, count: int, high: int) -> Tensor:
         """Draw `count` indices from 0 to ``high - 1``."""
         if not self._ready or self._ready_for != (count, high):
+            self._scale_ahead(count, high)
             self._make_ready(count, high)
         self._cursor += count
         self._taken += 1
@@ -78,7 +83,7 @@ class IndexStream(_Stream):
         """Continue on another device."""
         self.device = device
         self._block = self._block.to(device)
-        self._ready = []
+        self._forget_prepared()
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
@@ -94,18 +99,40 @@ class IndexStream(_Stream):
         numbers = np.random.default_rng([self.seed, number]).random(size) if size else np.empty(0)
         self._block = torch.from_numpy(numbers).to(self.device)
         self._number, self._size, self._cursor = number, size, 0
-        self._ready = []
+        self._forget_prepared()
 
-    def _make_ready(self, count: int, high: int) -> None:
-        """Prepare several draws at once: as many as the previous `high` was used for before the buffer grew."""
+    def _forget_prepared(self) -> None:
+        self._scaled, self._scaled_from, self._ready = self._block[:0].long(), -1, []
+
+    def _scale_ahead(self, count: int, high: int) -> None:
+        """Scale the numbers of several draws at once: of as many as the previous `high` lasted for."""
+        if high == self._high and self._cursor + count <= self._scaled_from + len(self._scaled):
+            return
         if self._cursor + count > self._size:
             self._open_block(self._number + 1, max(_NUMBERS_PER_BLOCK, count))
         draws = min(_DRAWS_AHEAD, max(1, self._taken), (self._size - self._cursor) // count)
-        if self._ready_for != (count, high):
-            self._ready_for, self._taken = (count, high), 0
+        if high != self._high:
+            self._high, self._taken = high, 0
         numbers = self._block[self._cursor : self._cursor + draws * count]
-        scaled = (numbers * high).long()
-        self._ready = [scaled] if draws == 1 else list(scaled.view(draws, count).unbind())[::-1]
+        self._scaled, self._scaled_from = (numbers * high).long(), self._cursor
+
+    def _make_ready(self, count: int, high: int) -> None:
+        """Cut scaled numbers into draws: all of them, or only one while the counts alternate."""
+        start = self._cursor - self._scaled_from
+        draws = (len(self._scaled) - start) // count if self._ready_for == (count, high) else 1
+        block = self._scaled[start : start + draws * count]
+        self._ready = [block] if draws == 1 else list(block.view(draws, count).unbind())[::-1]
+        self._ready_for = (count, high)
+
+
+class _Shuffles:
+    """A block of permutations of one size. They are made at the first draw: a state may be loaded and never used."""
+
+    __slots__ = ("left", "number", "shuffles", "unused")
+
+    def __init__(self, number: int, shuffles: int, left: int) -> None:
+        self.number, self.shuffles, self.left = number, shuffles, left
+        self.unused: list[Tensor] = []  # `left` of them once they are made; the next one is last
 
 
 class ShuffleStream(_Stream):
@@ -119,44 +146,55 @@ class ShuffleStream(_Stream):
     def __init__(self, seed: int, device: torch.device) -> None:
         """Start the stream of a seed."""
         super().__init__(seed, device)
-        self._number = -1  # index of the current block
-        self._size = (0, 0)  # length of the permutations and of the prefix in use
-        self._shuffles = 0  # permutations in a full block
-        self._block: list[Tensor] = []  # unused permutations; the next one is last
+        self._number = -1  # index of the last block
+        # by length of the permutations and of the prefix in use; the last one opened is last
+        self._blocks: dict[tuple[int, int], _Shuffles] = {}
 
     def draw(self, n: int, count: int) -> Tensor:
         """Draw `count` distinct numbers from 0 to ``n - 1`` in random order."""
-        if not self._block or self._size != (n, count):
-            most = _SHUFFLES_PER_BLOCK if self._size == (n, count) else _SHUFFLES_IN_FIRST_BLOCK
-            self._open_block(self._number + 1, n, count, max(1, min(most, _NUMBERS_PER_BLOCK // n)))
-        return self._block.pop()
+        block = self._blocks.get((n, count))
+        if block is None or not block.left:
+            block = self._open_block(n, count)
+        if not block.unused:
+            block.unused = self._permutations(block, n, count)[: block.left]
+        block.left -= 1
+        return block.unused.pop()
 
     def to(self, device: torch.device) -> None:
         """Continue on another device."""
         self.device = device
-        self._block = [permutation.to(device) for permutation in self._block]
+        for block in self._blocks.values():
+            block.unused = [permutation.to(device) for permutation in block.unused]
 
     def state_dict(self) -> dict[str, Any]:
         """Seed and position."""
-        return {
-            "seed": self.seed,
-            "number": self._number,
-            "size": list(self._size),
-            "shuffles": self._shuffles,
-            "left": len(self._block),
-        }
+        blocks = [
+            {"size": list(size), "number": block.number, "shuffles": block.shuffles, "left": block.left}
+            for size, block in self._blocks.items()
+        ]
+        return {"seed": self.seed, "number": self._number, "blocks": blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a position."""
-        self.seed = state["seed"]
-        n, count = state["size"]
-        if state["left"]:
-            self._open_block(state["number"], n, count, state["shuffles"])
-        self._number, self._size, self._shuffles = state["number"], (n, count), state["shuffles"]
-        self._block = self._block[: state["left"]]
+        blocks = state.get("blocks", [state])  # 0.2.0 had one block
+        self.seed, self._number = state["seed"], state["number"]
+        self._blocks = {
+            (b["size"][0], b["size"][1]): _Shuffles(b["number"], b["shuffles"], b["left"])
+            for b in blocks
+            if b["shuffles"]
+        }
 
-    def _open_block(self, number: int, n: int, count: int, shuffles: int) -> None:
-        ordered = np.broadcast_to(np.arange(n), (shuffles, n))
-        shuffled = np.random.default_rng([self.seed, number]).permuted(ordered, axis=1)[:, :count]
-        self._block = list(torch.from_numpy(np.ascontiguousarray(shuffled)).to(self.device).unbind())
-        self._number, self._size, self._shuffles = number, (n, count), shuffles
+    def _open_block(self, n: int, count: int) -> _Shuffles:
+        """Open the next block, for a size whose permutations are used up or not at hand."""
+        most = _SHUFFLES_IN_FIRST_BLOCK if self._blocks.pop((n, count), None) is None else _SHUFFLES_PER_BLOCK
+        if len(self._blocks) == _SIZES_AT_HAND:
+            del self._blocks[next(iter(self._blocks))]
+        shuffles = max(1, min(most, _NUMBERS_PER_BLOCK // n))
+        self._number += 1
+        self._blocks[n, count] = _Shuffles(self._number, shuffles, shuffles)
+        return self._blocks[n, count]
+
+    def _permutations(self, block: _Shuffles, n: int, count: int) -> list[Tensor]:
+        ordered = np.broadcast_to(np.arange(n), (block.shuffles, n))
+        shuffled = np.random.default_rng([self.seed, block.number]).permuted(ordered, axis=1)[:, :count]
+        return list(torch.from_numpy(np.ascontiguousarray(shuffled)).to(self.device).unbind())

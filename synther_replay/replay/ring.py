@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.errors import CheckpointError
+from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.replay.indices import IndexStream
 
 
 class RingBuffer:
     """Holds the last `capacity` transitions and samples them uniformly.
 
-    Use it as the real buffer if your framework has none. Memory is allocated as the buffer fills.
+    Use it as the real buffer if your framework has none. Memory is allocated as the buffer fills, 4 bytes per column of
+    a row: 200 MB for a million rows of 50 columns. Several threads may add and sample.
 
     >>> import gymnasium as gym
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3))
@@ -26,15 +29,24 @@ class RingBuffer:
     ...     ring.add(Transitions.from_arrays(spec, [0, 0], 1, reward, [0, 1], False))
     >>> len(ring), ring.transitions().rewards.tolist()
     (2, [2.0, 3.0])
+
+    Args:
+        spec: Layout of the rows.
+        capacity: Maximum number of transitions.
+        device: A torch device, or "auto": the GPU if there is one, where `DiffusionGenerator` is, too, else the CPU. If
+            the rows do not fit into the memory of a GPU, they are kept on the host and batches are copied.
+        seed: Seed of the sampling order.
     """
 
     def __init__(
-        self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "cpu", seed: int = 0
+        self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "auto", seed: int = 0
     ) -> None:
         """Make an empty buffer."""
         self.spec = spec
         self.capacity = whole_number("capacity", capacity)
         self.device = resolve_device(device)
+        self._on_host = self.device.type == "cpu"  # where the rows are
+        self._lock = Lock()
         self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
         self._next = 0  # write position once the ring is full
@@ -53,37 +65,41 @@ class RingBuffer:
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]
-        start = self._size if self._size < self.capacity else self._next
-        end = start + len(rows)
-        self._reserve(min(end, self.capacity))
-        if end <= self.capacity:
-            self._rows[start:end] = rows
-        else:
-            head = self.capacity - start
-            self._rows[start:] = rows[:head]
-            self._rows[: end - self.capacity] = rows[head:]
-        self._next = end % self.capacity
-        self._size = min(self.capacity, max(self._size, end))
+        with self._lock:
+            start = self._size if self._size < self.capacity else self._next
+            end = start + len(rows)
+            self._reserve(min(end, self.capacity))
+            if end <= self.capacity:
+                self._rows[start:end] = rows
+            else:
+                head = self.capacity - start
+                self._rows[start:] = rows[:head]
+                self._rows[: end - self.capacity] = rows[head:]
+            self._next = end % self.capacity
+            self._size = min(self.capacity, max(self._size, end))
 
     def sample(self, n: int) -> Transitions:
         """Draw `n` transitions uniformly with replacement."""
         n = whole_number("n", n)
-        if self._size == 0:
-            raise ValueError("buffer is empty: add transitions before sampling")
-        return Transitions(self.spec, self._rows.index_select(0, self._indices.draw(n, self._size)))
+        with self._lock:
+            if self._size == 0:
+                raise ValueError("buffer is empty: add transitions before sampling")
+            return Transitions(self.spec, self._gather(self._indices.draw(n, self._size)))
 
     def rows_at(self, positions: Tensor) -> Tensor:
         """Return a copy of the rows at these positions, ``(n, dim)``, for custom sampling rules.
 
         Rows are stored at positions 0, 1, ... in the order of `add`, and wrap around when the buffer is full.
         """
-        return self._rows[: self._size].index_select(0, positions)
+        with self._lock:
+            return self._gather(positions, self._rows[: self._size])
 
     def transitions(self) -> Transitions:
         """Return all transitions, oldest first."""
-        held = self._rows[: self._size]
-        in_order = held.clone() if self._size < self.capacity else held.roll(-self._next, 0)
-        return Transitions(self.spec, in_order)
+        with self._lock:
+            held = self._rows[: self._size]
+            in_order = held.clone() if self._size < self.capacity else held.roll(-self._next, 0)
+            return Transitions(self.spec, in_order)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of rows, positions and random state."""
@@ -118,14 +134,38 @@ class RingBuffer:
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy."""
-        vars(self).update(state)
+        vars(self).update({"_lock": Lock(), "_on_host": state["_rows"].device.type == "cpu", **state})
         self._rows = self._rows.clone()
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _reserve(self, rows: int) -> None:
         """Grow by doubling: unused capacity takes no memory."""
         if rows > len(self._rows):
-            size = min(self.capacity, max(1024, 1 << (rows - 1).bit_length()))
-            grown = self._rows.new_empty(size, self.spec.dim)
+            grown = self._allocate(min(self.capacity, max(1024, 1 << (rows - 1).bit_length())))
             grown[: self._size] = self._rows[: self._size]
             self._rows = grown
+
+    def _allocate(self, rows: int) -> Tensor:
+        """Return memory for rows, on the host if the device has too little."""
+        if not self._on_host:
+            try:
+                return torch.empty(rows, self.spec.dim, dtype=torch.float32, device=self.device)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._on_host = True
+                self._indices.to(torch.device("cpu"))
+                warnings.warn(
+                    f"{rows} rows do not fit into the memory of {self.device}; they are kept on the host from now on, "
+                    f"which is slower ({error})",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return torch.empty(rows, self.spec.dim, dtype=torch.float32, device="cpu")
+
+    def _gather(self, index: Tensor, held: Tensor | None = None) -> Tensor:
+        """Copy rows to the device."""
+        held = self._rows if held is None else held
+        if held.device == self.device:
+            return held.index_select(0, index)
+        return held.index_select(0, index.to(held.device)).to(self.device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import time
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.locking import Lock
+from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import derive_seed
-from synther_replay.data.transitions import ROUNDING_OF_ACTIONS, Transitions, TransitionSpec
-from synther_replay.errors import CheckpointError, DivergedError, GenerationError, is_out_of_memory
+from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.errors import CheckpointError, GenerationError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.protocols import Generator, RealTransitions, Stateful
+from synther_replay.replay.examination import Examination
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio, split_batch
 from synther_replay.replay.schedule import RetrainSchedule
@@ -57,11 +61,12 @@ class SyntheticSource:
         else:
             batch, places = drawn                # overwrite the rows at `places` with real rows
 
-    Not thread-safe.
+    One thread at a time may use it.
 
     Args:
         real: Real transitions that the generator is fitted to; any object with the methods of `RealTransitions`.
-        generator: A `DiffusionGenerator`, or any object with `fit` and `sample`.
+        generator: A `DiffusionGenerator`, or any object with `fit` and `sample`. Also a function that makes one on a
+            given device, ``make(device=...)``; it is called when the generator is first needed.
         spec: Layout of the transitions. None: the spec of the generator, or of the real transitions.
         real_ratio: Share of real rows in each batch; 1 is plain replay without refits.
         capacity: Maximum number of synthetic rows.
@@ -73,7 +78,7 @@ class SyntheticSource:
     Attributes:
         steps: Environment steps so far.
         refits: Number of completed refits.
-        last_refit: Report of the last completed refit, None before the first.
+        last_refit: Report of the last completed refit, None before the first and after a load.
     """
 
     kind = "synthetic source"  # stored in checkpoint files
@@ -82,7 +87,7 @@ class SyntheticSource:
     def __init__(
         self,
         real: RealTransitions,
-        generator: Generator,
+        generator: Generator | Callable[..., Generator],
         *,
         spec: TransitionSpec | None = None,
         real_ratio: float = 0.5,
@@ -92,20 +97,18 @@ class SyntheticSource:
         seed: int = 0,
     ) -> None:
         """Check the arguments and create an empty store."""
-        for name, part, protocol in (("real", real, self._needs), ("generator", generator, Generator)):
-            if not isinstance(part, protocol):
-                raise TypeError(f"{name}: expected the methods of {protocol.__name__}, got {type(part).__name__}")
+        if not isinstance(real, self._needs):
+            raise TypeError(f"real: expected the methods of {self._needs.__name__}, got {type(real).__name__}")
+        if not isinstance(generator, Generator) and not callable(generator):
+            raise TypeError(f"generator: expected the methods of Generator, got {type(generator).__name__}")
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: required, because neither generator nor real has a spec (got {spec!r})")
-        for name, part in (("real", real), ("generator", generator)):
-            if (own := getattr(part, "spec", spec)) != spec:
-                raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
-        if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[attr-defined]
+        _check_spec("real", real, spec)
         if device is None:
             device = getattr(generator, "device", "cpu")
-        self.real, self.generator, self.spec = real, generator, spec
+        self.real, self.spec = real, spec
+        self.generator = generator
         self.real_ratio = check_real_ratio(real_ratio)
         self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
         if schedule is None:
@@ -117,12 +120,39 @@ class SyntheticSource:
         self.refits = 0
         self.last_refit: RefitReport | None = None
         self._last_attempt: int | None = None
+        self._generated_at: int | None = None  # steps when the rows in the store were generated
+        self._adding = Lock()
+        self._examination = Examination()
+        self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
         self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
 
     @property
     def device(self) -> torch.device:
         """Device of synthetic rows and batches."""
         return self.store.device
+
+    @property
+    def generator(self) -> Generator:
+        """The generator; made now if it was not needed before."""
+        if not isinstance(self._generator, Generator):
+            self.generator = self._generator(device=self.device)
+            if not isinstance(self._generator, Generator):
+                raise TypeError(f"generator: expected a function that makes one, it made {self._generator!r}")
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: Generator | Callable[..., Generator]) -> None:
+        _check_spec("generator", generator, self.spec)
+        if getattr(generator, "stack", 1) != 1:
+            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
+        self._generator = generator
+
+    @property
+    def store_age(self) -> int | None:
+        """Environment steps since the synthetic rows were generated; None if there are none."""
+        if not len(self.store) or self._generated_at is None:
+            return None
+        return max(0, self.steps - self._generated_at)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""
@@ -146,29 +176,33 @@ class SyntheticSource:
 
     def refit_if_due(self) -> RefitReport | None:
         """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows."""
-        if self.real_ratio == 1.0 or not self.schedule.is_due(self.steps, self._last_attempt):
+        if self.real_ratio == 1.0:
             return None
-        enough = len(self.real) >= max(1, getattr(self.generator, "min_rows", 1))
-        return self.refit_or_warn() if enough else None
+        if not self.schedule.is_due(self.steps, self._last_attempt):
+            self._examination.first_look(self.real)
+            return None
+        return self.refit_or_warn() if len(self.real) >= self._least_rows() else None
 
     def refit_or_warn(self) -> RefitReport | None:
-        """Refit; on a recoverable failure warn and keep the previous model and rows.
+        """Refit; on any failure warn, keep the previous model and rows, and return None.
 
-        A diverged fit, out-of-memory and a `GenerationError` give a `RuntimeWarning` and return None. Other exceptions
-        propagate.
+        A training run outlives whatever goes wrong here: a diverged fit, memory that runs out, invalid data, an error
+        in a generator. The same failure is reported again only at the tenth time in a row. Interrupts propagate.
         """
         try:
             return self.refit()
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
-                raise
-            warnings.warn(f"refit at step {self.steps} failed; {self._kept()}: {error}", RuntimeWarning, stacklevel=2)
+        except Exception as error:
+            self._failures += 1
+            cause = f"{type(error).__name__}: {error}"
+            kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
+            text = f"refit at step {self.steps} failed; {self._kept()}. {cause}"
+            self._reported.warn(kind, self._failures, text, stacklevel=2)
             return None
 
     def refit(self, rows: int | None = None) -> RefitReport:
         """Fit the generator to the real transitions, generate rows and replace the synthetic ones in one step.
 
-        If it raises, generator and store are unchanged.
+        Invalid real rows are left out, see `usable_transitions`. If it raises, generator and store are unchanged.
 
         Args:
             rows: Number of rows to generate, at most the capacity. None: the schedule's number.
@@ -177,8 +211,7 @@ class SyntheticSource:
         before = _state_of(self.generator) if isinstance(self.generator, Stateful) else None
         try:
             begun = time.monotonic()
-            real = self.real.transitions()
-            self._check_actions(real)
+            real = self._examination.usable(self.real, least=self._least_rows())
             fit = self.generator.fit(real)
             fitted = time.monotonic()
             fresh = self.generate(min(rows or self.schedule.rows, self.store.capacity))
@@ -189,9 +222,13 @@ class SyntheticSource:
                 self.generator.load_state_dict(before)
                 if rejected is not None:  # the count of rejected rows is not rolled back
                     self.generator.rejected = rejected  # type: ignore[attr-defined]
-            logger.warning("refit at step %d failed with %s; %s", self.steps, type(error).__name__, self._kept())
+            # An exception reaches the user anyway, as itself or as a warning; the log has its traceback.
+            level = logging.INFO if isinstance(error, Exception) else logging.WARNING
+            logger.log(level, "refit at step %d failed; %s", self.steps, self._kept(), exc_info=level == logging.INFO)
             raise
         self.refits += 1
+        self._generated_at = self.steps
+        self._failures, self._reported = 0, Notices()
         ended = time.monotonic()
         self.last_refit = RefitReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
         logger.info(
@@ -205,6 +242,13 @@ class SyntheticSource:
             self.last_refit.sample_seconds,
         )
         return self.last_refit
+
+    def usable_transitions(self) -> Transitions:
+        """Return the real transitions without invalid rows (NaN, infinity), with actions clipped to their space.
+
+        A warning tells the number and place of such rows: once, and again when there are ten times as many.
+        """
+        return self._examination.usable(self.real)
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
@@ -252,6 +296,7 @@ class SyntheticSource:
             "steps": self.steps,
             "refits": self.refits,
             "last_attempt": self._last_attempt,
+            "generated_at": self._generated_at,
             "shuffles": self._shuffles.state_dict(),
         }
 
@@ -264,8 +309,9 @@ class SyntheticSource:
                 raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
             schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))
-            last = state["last_attempt"]
-            last_attempt = None if last is None else whole_number("last_attempt", last, least=0)
+            last_attempt = _step_or_none("last_attempt", state["last_attempt"])
+            # Files of 0.2.0 lack it; there the last attempt stands in for the last successful one.
+            generated_at = _step_or_none("generated_at", state.get("generated_at", last_attempt))
             for name, part in parts.items():
                 part.load_state_dict(state[name])
         except BaseException as error:
@@ -276,6 +322,14 @@ class SyntheticSource:
             raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
         self.schedule, self.real_ratio = schedule, real_ratio
         self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
+        self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""
+        late = {"_adding": Lock(), "_examination": Examination(), "_failures": 0, "_reported": Notices()}
+        vars(self).update({**late, "_generated_at": state["_last_attempt"], **state})
+        if "generator" in state:
+            self._generator = vars(self).pop("generator")
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
         """The parts whose states are contained in `state`."""
@@ -288,19 +342,8 @@ class SyntheticSource:
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
 
-    def _check_actions(self, real: Transitions) -> None:
-        """Warn about real actions outside the action space: generated actions are clipped to it."""
-        actions = real.rows[:, self.spec.actions]
-        outside = self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any(-1)
-        if bool(outside.any()):
-            warnings.warn(
-                f"real: {float(outside.float().mean()):.0%} of the transitions have actions outside the action space "
-                f"(range {float(actions.min()):g} to {float(actions.max()):g}). Generated actions are clipped to the "
-                "space. This is correct if the environment clips actions; otherwise pass the space of the stored "
-                "actions",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _least_rows(self) -> int:
+        return max(1, getattr(self.generator, "min_rows", 1))
 
     def _check_generated(self, fresh: Transitions) -> None:
         if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
@@ -315,6 +358,15 @@ class SyntheticSource:
             raise GenerationError(f"generator: sample returned invalid rows: {error}") from error
         if bool(self.spec.outside_action_space(fresh.rows[:, self.spec.actions]).any()):
             raise GenerationError("generator: sample returned actions outside the action space")
+
+
+def _step_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else whole_number(name, value, least=0)
+
+
+def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:
+    if (own := getattr(part, "spec", spec)) != spec:
+        raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
 
 
 def _losses(fit: Any) -> str:

@@ -14,21 +14,22 @@ from synther_replay.errors import CheckpointError
 from synther_replay.replay.indices import IndexStream
 
 # The store is only replaced as a whole, so batches gathered in advance are never stale.
-_BATCHES_AHEAD = 32  # while the batch size stays the same
-_FIRST_BATCHES_AHEAD = 2  # after the batch size changed: it may change again soon
+_BATCHES_AHEAD = 32  # of a batch size that was drawn before
+_FIRST_BATCHES_AHEAD = 2  # of a new batch size, which may not come again
+_SIZES_AHEAD = 4  # batch sizes whose batches are kept, so that several may alternate
 _MOST_BYTES_AHEAD = 2**25
 
 
 class _Held:
     """Contents of a store. One assignment replaces them, so an interrupt leaves the old or the new contents."""
 
-    __slots__ = ("ahead", "batch_size", "rows", "size")
+    __slots__ = ("ahead", "rows", "size")
 
-    def __init__(self, rows: Tensor, ahead: list[Tensor] | None = None, batch_size: int = 0) -> None:
+    def __init__(self, rows: Tensor, ahead: dict[int, list[Tensor]] | None = None) -> None:
         self.rows = rows
         self.size = len(rows)
-        self.ahead = ahead or []  # batches gathered in advance; the next one is last
-        self.batch_size = batch_size  # of the batches in `ahead`
+        # Batches gathered in advance, by batch size: the size gathered last is last, the next batch is last.
+        self.ahead = ahead or {}
 
 
 class SyntheticStore:
@@ -75,19 +76,19 @@ class SyntheticStore:
         held = self._held
         if not held.size:
             raise ValueError("store is empty: refit before sampling")
-        if not held.ahead or held.batch_size != n:
-            self._gather_ahead(held, n)
-        return held.ahead.pop()
+        return (held.ahead.get(n) or self._gather_ahead(held, n)).pop()
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
-    def _gather_ahead(self, held: _Held, n: int) -> None:
-        ahead = _BATCHES_AHEAD if held.batch_size == n else _FIRST_BATCHES_AHEAD
-        batches = max(1, min(ahead, _MOST_BYTES_AHEAD // (4 * n * self.spec.dim)))
+    def _gather_ahead(self, held: _Held, n: int) -> list[Tensor]:
+        most = _FIRST_BATCHES_AHEAD if held.ahead.pop(n, None) is None else _BATCHES_AHEAD
+        if len(held.ahead) == _SIZES_AHEAD:
+            del held.ahead[next(iter(held.ahead))]
+        batches = max(1, min(most, _MOST_BYTES_AHEAD // (4 * n * self.spec.dim)))
         index = self._indices.draw(batches * n, held.size)
         block = held.rows.index_select(0, index).view(batches, n, -1)
         # .data: separate version counters, so that modifying one batch does not invalidate the others for autograd
-        held.ahead = [batch.data for batch in block.unbind()]
-        held.batch_size = n
+        held.ahead[n] = [batch.data for batch in block.unbind()]
+        return held.ahead[n]
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -96,16 +97,16 @@ class SyntheticStore:
     def to(self, device: torch.device) -> None:
         """Move to another device."""
         self.device = device
-        ahead = [batch.to(device) for batch in self._held.ahead]
-        self._held = _Held(self.rows.to(device), ahead, self._held.batch_size)
+        ahead = {n: [batch.to(device) for batch in batches] for n, batches in self._held.ahead.items()}
+        self._held = _Held(self.rows.to(device), ahead)
         self._indices.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of rows and random state."""
         return {
             "rows": self.rows.clone(),
-            "ahead": [batch.clone() for batch in self._held.ahead],
-            "batch_size": self._held.batch_size,
+            "ahead": [batch.clone() for batches in self._held.ahead.values() for batch in batches],
+            "batch_sizes": list(self._held.ahead),
             "indices": self._indices.state_dict(),
         }
 
@@ -119,10 +120,15 @@ class SyntheticStore:
                 f"state: got {rows.dtype} rows of shape {tuple(rows.shape)}, "
                 f"expected float32 of shape (at most {self.capacity}, {self.spec.dim})"
             )
-        ahead = [batch.to(self.device, copy=True) for batch in state["ahead"]]
-        batch_size = whole_number("batch_size", state["batch_size"], least=0)
+        sizes = state["batch_sizes"] if "batch_sizes" in state else [state["batch_size"]]  # 0.2.0 had one
+        batches = [batch.to(self.device, copy=True) for batch in state["ahead"]]
+        ahead = {
+            n: [batch for batch in batches if len(batch) == n]
+            for n in (whole_number("batch_sizes", size, least=0) for size in sizes)
+            if n
+        }
         self._indices.load_state_dict(state["indices"])
-        self._held = _Held(rows.to(self.device, copy=True), ahead, batch_size)
+        self._held = _Held(rows.to(self.device, copy=True), ahead)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy; rows are on the CPU, so any machine can load them."""

@@ -390,7 +390,7 @@ def test_4_failed_refit_keeps_store_and_model_and_warns(refitted, fake, numbered
     generator, store = fake.state_dict(), buffer.store.state_dict()
     setattr(fake, when, raising(error))
     buffer.add(numbered(10, 10))
-    with pytest.warns(RuntimeWarning, match=f"kept the previous model and 40 synthetic rows: {error}"):
+    with pytest.warns(RuntimeWarning, match=f"kept the previous model and 40 synthetic rows.* {error}"):
         assert buffer.refit_if_due() is None
     assert fake.state_dict() == generator
     assert same(buffer.store.state_dict(), store)
@@ -434,23 +434,51 @@ def test_4_first_refit_may_fail_too(make, fake, numbered):
 
 @pytest.mark.parametrize("when", ["during_fit", "during_sample"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), TypeError("a bug"), ValueError("bad rows")])
-def test_4_interrupts_and_bugs_are_passed_on_with_store_and_model_as_before(
+def test_4_interrupts_are_passed_on_and_bugs_reported_with_store_and_model_as_before(
     refitted, fake, numbered, same, caplog, error, when
 ):
     buffer = refitted()
     generator, store = fake.state_dict(), buffer.store.state_dict()
     setattr(fake, when, raising(error))
     buffer.add(numbered(10, 10))
-    with pytest.raises(type(error)):
-        buffer.sample(8)
+    caplog.set_level(logging.INFO, logger="synther_replay")
+    with (
+        pytest.warns(RuntimeWarning, match=f"{type(error).__name__}: {error}")
+        if isinstance(error, Exception)
+        else pytest.raises(type(error))
+    ):
+        buffer.refit_if_due()
     assert fake.state_dict() == generator
     assert same(buffer.store.state_dict(), store)
     assert "kept the previous model and 40 synthetic rows" in caplog.text
+    with pytest.raises(type(error)):
+        buffer.refit()
     setattr(fake, when, lambda: None)
     assert is_real(buffer.sample(64)).sum() == 32
     buffer.add(numbered(10, 20))
     buffer.sample(8)
     assert buffer.refits == 2
+
+
+def test_4_the_same_failure_is_not_reported_at_every_refit(refitted, fake, numbered):
+    def failures(times, error):
+        fake.during_fit = raising(error)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(times):
+                buffer.add(numbered(10))
+                buffer.sample(8)
+        return len(caught)
+
+    buffer = refitted()
+    assert failures(9, torch.OutOfMemoryError("tried to allocate 20 MB")) == 1
+    assert failures(8, torch.OutOfMemoryError("tried to allocate 30 MB")) == 1, "the tenth"
+    assert failures(3, TypeError("a bug")) == 1, "another one"
+    fake.during_fit = lambda: None
+    buffer.add(numbered(10))
+    buffer.sample(8)
+    assert buffer.refits == 2
+    assert failures(3, TypeError("a bug")) == 1, "it had worked in between"
 
 
 class Interrupted(DiffusionGenerator):
@@ -538,10 +566,10 @@ def test_4_rows_that_do_not_fit_the_store_are_not_taken(refitted, fake, numbered
     sample = fake.sample
     fake.sample = lambda n: sample(n + 1)
     buffer.add(numbered(10, 10))
-    with pytest.raises(ValueError, match="at most 40 rows"):
+    with pytest.warns(RuntimeWarning, match="at most 40 rows"):
         buffer.sample(8)
-    assert same(buffer.store.state_dict(), before)
     assert fake.state_dict() == generator
+    assert same(buffer.store.rows, before["rows"])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -791,8 +819,10 @@ def test_7_too_few_rows_to_fit_are_refused_by_number(make, numbered, spec, same)
     buffer = make(generator)
     buffer.add(numbered(31))
     before = generator.state_dict()
-    with pytest.raises(ValueError, match=r"at least 32 rows.*31"):
-        buffer.refit_or_warn()
+    with pytest.raises(ValueError, match=r"at least 32 .*31"):
+        buffer.refit()
+    with pytest.warns(RuntimeWarning, match=r"at least 32 .*31"):
+        assert buffer.refit_or_warn() is None
     assert same(generator.state_dict(), before)
     assert len(buffer.store) == 0
 
@@ -801,6 +831,151 @@ def test_7_too_few_rows_to_fit_are_refused_by_number(make, numbered, spec, same)
 def test_7_space_that_is_not_supported_is_refused_by_name(space):
     with pytest.raises(TypeError, match=f"observation_space.*{type(space).__name__}"):
         TransitionSpec.from_spaces(space, spaces.Discrete(2))
+
+
+# --- invalid rows that a real buffer accepts --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dirty(spec, fake, numbered):
+    """A buffer of 60 rows, added past the checks of `add`; two rewards are NaN, one observation is infinite."""
+    learnt = []
+    fake.fit = lambda transitions: learnt.append(transitions.rows.clone())
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 1_000), fake, schedule=RetrainSchedule(every=60, rows=40, start=60), seed=0
+    )
+    buffer.learnt = learnt
+
+    def add(n, first=0, bad_rewards=(), bad_observations=()):
+        rows = numbered(n, first).rows
+        rows[list(bad_rewards), spec.rewards.start] = math.nan
+        rows[list(bad_observations), 1] = math.inf
+        buffer.real.add(Transitions(spec, rows))
+        buffer.steps += n
+
+    buffer.add_dirty = add
+    return buffer
+
+
+def test_a_refit_uses_the_valid_rows_and_names_the_others(dirty):
+    dirty.add_dirty(60, bad_rewards=[7, 20], bad_observations=[20, 30])
+    with pytest.warns(RuntimeWarning) as caught:
+        dirty.sample(8)
+    (text,) = (str(one.message) for one in caught)
+    assert all(part in text for part in ("3 of 60", "reward", "row 7", "observation[1]", "row 20"))
+    (rows,) = dirty.learnt
+    assert len(rows) == 57
+    assert rows.isfinite().all()
+    assert dirty.refits == 1
+    with pytest.raises(ValueError, match="rewards"):
+        dirty.add([0, 0], 0, math.nan, [0, 0], False)
+
+
+def test_invalid_rows_are_reported_again_when_there_are_ten_times_as_many(dirty):
+    counts = []
+    for bad in ([1], [1, 2, 3], [4], range(5), range(20), range(50)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dirty.add_dirty(60, bad_rewards=bad)
+            dirty.sample(8)
+        counts.append(len(caught))
+    assert counts == [1, 0, 0, 1, 0, 0]  # 1, 4, 5, 10, 30 and 80 invalid rows
+    assert dirty.refits == 6
+
+
+def test_too_few_valid_rows_give_one_warning_and_no_refit(dirty, fake):
+    fake.min_rows = 32
+    dirty.add_dirty(60, bad_rewards=range(40))
+    with pytest.warns(RuntimeWarning, match=r"at least 32 .* reward") as caught:
+        dirty.sample(8)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            dirty.sample(8)
+    assert dirty.learnt == []
+    dirty.add_dirty(60, first=60)
+    with pytest.warns(RuntimeWarning, match="40 of 120"):
+        dirty.sample(8)
+    assert dirty.refits == 1
+
+
+def test_invalid_rows_are_reported_long_before_the_first_refit(dirty):
+    dirty.schedule = RetrainSchedule(every=5_000, rows=40, start=5_000)
+    dirty.add_dirty(100, bad_rewards=[3])
+    dirty.sample(8)
+    dirty.add_dirty(200, first=100)
+    with pytest.warns(RuntimeWarning, match="1 of 300"):
+        dirty.sample(8)
+    assert dirty.refits == 0
+
+
+def test_examining_the_first_rows_cannot_fail(dirty, monkeypatch):
+    dirty.schedule = RetrainSchedule(every=5_000, rows=40, start=5_000)
+    dirty.add_dirty(300)
+    monkeypatch.setattr(dirty.real, "transitions", raising(RuntimeError("broken")))
+    assert len(dirty.sample(8)) == 8
+
+
+def test_actions_outside_their_space_reach_the_generator_clipped(fake):
+    spec = pendulum_spec(spaces.Box(-1, 1, (1,)))
+    learnt = []
+    generator = type(fake)(spec)
+    generator.fit = learnt.append
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 400), generator, schedule=RetrainSchedule(every=400, rows=10, start=400)
+    )
+    buffer.add(pendulum_like(spec))
+    with pytest.warns(RuntimeWarning, match=r"action\[0\]"):
+        buffer.sample(8)
+    assert learnt[0].actions.abs().max() == 1.0
+    assert buffer.real.transitions().actions.abs().max() > 1.5
+
+
+# --- a generator that is made when it is needed -----------------------------------------------------------------------
+
+
+def test_a_generator_may_be_made_later(make, spec, fake, numbered):
+    made = []
+
+    def generator(device):
+        made.append(device)
+        return fake
+
+    plain = make(generator, real_ratio=1.0, spec=spec)
+    plain.add(numbered(30))
+    assert len(plain.sample(8)) == 8
+    assert not made
+    mixed = make(generator, spec=spec)
+    mixed.add(numbered(30))
+    mixed.sample(8)
+    assert made == [torch.device("cpu")]
+    assert mixed.generator is fake
+    assert mixed.refits == 1
+
+
+def test_a_function_that_makes_no_generator_is_refused(make, spec):
+    with pytest.raises(TypeError, match="generator"):
+        make(lambda device: 7, spec=spec).generator  # noqa: B018
+
+
+# --- the age of the synthetic rows ------------------------------------------------------------------------------------
+
+
+def test_rows_are_never_of_negative_age(refitted, numbered, make):
+    buffer, early = refitted(), make()
+    assert (buffer.store_age, early.store_age) == (0, None)
+    buffer.add(numbered(7))
+    assert buffer.store_age == 7
+    state = buffer.state_dict()
+    buffer.add(numbered(30))
+    buffer.sample(8)
+    assert buffer.store_age == 0
+    for other in (buffer, make()):
+        other.load_state_dict(state)
+        assert other.store_age == 7
+    buffer.start_over()
+    assert buffer.store_age is None
 
 
 # --- 8. plain replay --------------------------------------------------------------------------------------------------

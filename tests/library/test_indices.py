@@ -88,6 +88,13 @@ def test_a_change_of_range_leaves_the_numbers_behind_it_alone():
     assert torch.equal(plain.draw(20, 1_000), changing.draw(20, 1_000))
 
 
+def test_the_numbers_do_not_depend_on_how_they_are_drawn():
+    one, many = indices(), indices()
+    counts = [5, 5, 3, 5, 3, 5, 3, 3, 3, 3, 7, 1, 5, 5, 5, 5, 5, 5, 5]
+    drawn = torch.cat([many.draw(count, 1_000) for count in counts])
+    assert torch.equal(drawn, one.draw(sum(counts), 1_000))
+
+
 def test_draw_larger_than_a_block_comes_whole():
     stream = indices()
     stream.draw(10, 5)
@@ -108,6 +115,15 @@ def test_indices_continue_from_a_state(before):
         other.load_state_dict(state)
         assert other.state_dict() == state
         assert_same(continue_drawing(other), expected)
+
+
+def test_indices_go_back_to_a_state():
+    stream = indices()
+    stream.draw(10, 9)
+    state = stream.state_dict()
+    expected = [stream.draw(10, 9) for _ in range(50)]
+    stream.load_state_dict(state)
+    assert_same([stream.draw(10, 9) for _ in range(50)], expected)
 
 
 def test_state_of_indices_is_plain_integers():
@@ -170,6 +186,53 @@ def test_shuffles_continue_from_a_state(before):
         other.load_state_dict(state)
         assert other.state_dict() == state
         assert_same([other.draw(n, n) for n in sizes], expected)
+
+
+def test_shuffles_of_several_sizes_continue_from_a_state():
+    stream, other = shuffles(seed=5), shuffles(seed=6)
+    for k in range(101):
+        stream.draw(6 + k % 3, 4)
+    other.load_state_dict(stream.state_dict())
+    assert other.state_dict() == stream.state_dict()
+    sizes = [6 + k % 5 for k in range(300)]
+    assert_same([other.draw(n, 4) for n in sizes], [stream.draw(n, 4) for n in sizes])
+
+
+@pytest.mark.parametrize("before", [0, 1, 4, 30, 68])
+def test_state_of_shuffles_as_0_2_0_wrote_it_is_read(before):
+    stream, other = shuffles(seed=5), shuffles(seed=6)
+    for _ in range(before):
+        stream.draw(6, 4)
+    state = stream.state_dict()
+    old = {"seed": 5, "number": -1, "size": [0, 0], "shuffles": 0, "left": 0, **dict(*state["blocks"])}
+    other.load_state_dict(old)
+    assert_same([other.draw(6, 4) for _ in range(200)], [stream.draw(6, 4) for _ in range(200)])
+
+
+def test_loading_a_state_makes_no_permutation():
+    stream = shuffles()
+    huge = {"size": [2**50, 2**50], "number": 3, "shuffles": 1, "left": 1}
+    stream.load_state_dict({"seed": 0, "number": 3, "blocks": [huge]})
+    assert len(stream.draw(6, 6)) == 6
+
+
+@pytest.mark.parametrize("sizes", [[6], [6, 9], list(range(6, 14))])
+def test_permutations_of_sizes_that_alternate_are_made_as_rarely_as_of_one(monkeypatch, sizes):
+    made, genuine = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or genuine(seed))
+    stream = shuffles()
+    for _ in range(4 + 64):
+        for n in sizes:
+            stream.draw(n, 3)
+    assert len(made) == 2 * len(sizes)
+    assert len({tuple(seed) for seed in made}) == len(made), "no block twice"
+
+
+def test_the_sizes_at_hand_are_few():
+    stream = shuffles()
+    for n in range(1, 60):
+        stream.draw(n, 1)
+    assert len(stream.state_dict()["blocks"]) == 8
 
 
 def test_shuffles_continue_after_a_move():

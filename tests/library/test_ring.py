@@ -1,6 +1,9 @@
 """The ring of real transitions."""
 
 import copy
+import pickle
+import sys
+import threading
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from scipy.stats import chisquare
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
+from synther_replay.replay.buffer import SyntheticReplayBuffer
 from synther_replay.replay.ring import RingBuffer
 
 # Transitions added before a state is taken from, or given to, a ring of 10.
@@ -229,3 +233,70 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(filled, same):
     with pytest.raises(CheckpointError, match="spec"):
         ring.load_state_dict(RingBuffer(other, 10).state_dict())
     assert same(ring.state_dict(), before)
+
+
+# --- threads and memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager_switches():
+    """Lets threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_rows_that_several_threads_add_are_all_there(eager_switches, numbered, spec, fake, wrapped):
+    ring = RingBuffer(spec, 5_000)
+    buffer = SyntheticReplayBuffer(ring, fake, real_ratio=1.0) if wrapped else ring
+    rows = [numbered(1, first) for first in range(1_000)]
+    failed = []
+
+    def use(part):
+        try:
+            for one in part:
+                buffer.add(one)
+                ring.sample(2)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(rows[k::2],)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert sorted(ring.transitions().rewards.tolist()) == list(range(1_000))
+    assert not wrapped or buffer.steps == 1_000
+
+
+def test_rows_that_do_not_fit_on_the_device_are_kept_on_the_host(monkeypatch, numbered, spec):
+    ring, twin = RingBuffer(spec, 5_000), RingBuffer(spec, 5_000)
+    ring._on_host = False  # as on a GPU
+    empty, asked = torch.empty, []
+
+    def scarce(*size, **options):
+        asked.append(size[0])
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*size, **options)
+
+    for one in (ring, twin):
+        one.add(numbered(1_000))
+    monkeypatch.setattr(torch, "empty", scarce)
+    with pytest.warns(RuntimeWarning, match="do not fit"):
+        ring.add(numbered(110, 1_000))
+    monkeypatch.undo()
+    twin.add(numbered(110, 1_000))
+    ring.add(numbered(3_000, 1_110))
+    twin.add(numbered(3_000, 1_110))
+    assert torch.equal(ring.transitions().rows, twin.transitions().rows)
+    assert torch.equal(ring.sample(50).rows, twin.sample(50).rows)
+
+
+def test_copies_have_locks_of_their_own(filled):
+    for ring in (copy.deepcopy(filled([4])), pickle.loads(pickle.dumps(filled([4])))):
+        with filled([4])._lock:
+            assert len(ring.sample(3)) == 3

@@ -10,6 +10,7 @@ from scipy.stats import chisquare
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
+from synther_replay.replay.indices import IndexStream
 from synther_replay.replay.store import SyntheticStore
 
 CPU = torch.device("cpu")
@@ -183,7 +184,7 @@ def draw(store, sizes):
 
 
 @pytest.mark.parametrize("target", [0, 20, 100])
-@pytest.mark.parametrize("before", [[], [8], [8] * 31, [8] * 32, [8] * 33, [8, 5], [70_000]])
+@pytest.mark.parametrize("before", [[], [8], [8] * 31, [8] * 32, [8] * 33, [8, 5], [8, 5] * 20, [70_000]])
 def test_store_continues_from_a_state(holding, numbered, before, target):
     store, other = holding(50, seed=1), holding(target, first=500, seed=2)
     if target:
@@ -245,14 +246,46 @@ def test_store_continues_after_a_move(holding):
     assert torch.equal(store.sample(8), moved.sample(8))
 
 
-def test_look_ahead_is_short_after_a_change_of_size(holding):
+def test_state_of_one_batch_size_as_0_2_0_wrote_it_is_read(holding):
+    store, other = holding(50, seed=1), holding(0, seed=2)
+    for _ in range(5):
+        store.sample(8)
+    state = store.state_dict()
+    (size,) = state.pop("batch_sizes")
+    other.load_state_dict({**state, "batch_size": size})
+    assert all(torch.equal(a, b) for a, b in zip(draw(store, [8] * 80), draw(other, [8] * 80), strict=True))
+    other.load_state_dict({**state, "ahead": [], "batch_size": 0})  # before the first batch
+    assert len(other.sample(8)) == 8
+
+
+# --- batches gathered in advance --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """Records the number of rows of each gathering."""
+    calls, genuine = [], IndexStream.draw
+    monkeypatch.setattr(
+        IndexStream, "draw", lambda self, count, high: calls.append(count) or genuine(self, count, high)
+    )
+    return calls
+
+
+def test_look_ahead_is_short_for_a_new_size(holding, gathered):
+    draw(holding(50), [8, 5, 3])
+    assert gathered == [16, 10, 6]
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 5], [8, 5, 3, 2]])
+def test_sizes_that_alternate_are_gathered_as_rarely_as_one(holding, gathered, sizes):
+    draw(holding(50), sizes * 34)
+    assert len(gathered) == 2 * len(sizes)
+
+
+def test_the_sizes_at_hand_are_few(holding):
     store = holding(50)
-    for n in (8, 5, 8, 5):
-        store.sample(n)
-        assert len(store._held.ahead) <= 1
-    for _ in range(3):
-        store.sample(5)
-    assert len(store._held.ahead) > 20
+    draw(store, range(1, 40))
+    assert len(store._held.ahead) == 4
 
 
 def test_look_ahead_is_bounded_in_bytes():
@@ -261,4 +294,4 @@ def test_look_ahead_is_bounded_in_bytes():
     store.replace(Transitions(wide, torch.zeros(4, wide.dim)))
     for _ in range(3):
         store.sample(16)
-    assert not store._held.ahead
+    assert not any(store._held.ahead.values())

@@ -1,0 +1,38 @@
+"""The options that all adapters share."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from synther_replay import DiffusionGenerator, GeneratorConfig, RingBuffer, TransitionSpec
+from synther_replay.options import SourceOptions
+
+CAMERA = TransitionSpec.from_spaces(spaces.Box(0, 255, (3, 96, 96), "uint8"), spaces.Box(-1, 1, (2,)))
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=10, batch_size=32, sampling_steps=2)
+
+
+def test_images_are_refused_at_once_with_the_way_out():
+    with pytest.raises(ValueError, match="features"):
+        SourceOptions(0.5, TINY).build(RingBuffer(CAMERA, 10), CAMERA)
+
+
+def test_plain_replay_takes_images_and_builds_no_generator(monkeypatch):
+    monkeypatch.setattr(DiffusionGenerator, "__init__", lambda *_, **__: pytest.fail("not needed"))
+    source = SourceOptions(1.0).build(RingBuffer(CAMERA, 10), CAMERA)
+    assert source.draw(4) is None
+    for twin in (copy.deepcopy(source), pickle.loads(pickle.dumps(source))):
+        assert twin.draw(4) is None
+
+
+def test_a_generator_that_was_not_needed_at_first_is_made_with_the_same_settings(spec, numbered):
+    sources = []
+    for ratio in (0.5, 1.0):
+        source = SourceOptions(ratio, TINY, seed=3).build(RingBuffer(spec, 100), spec)
+        source.real.add(numbered(50))
+        source.real_ratio = 0.5
+        source.refit(20)
+        sources.append(source)
+    assert torch.equal(sources[0].store.rows, sources[1].store.rows)
