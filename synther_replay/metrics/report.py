@@ -18,7 +18,7 @@ _LEVELS_SHOWN = 8
 class ColumnFidelity:
     """One column of synthetic against real rows. Shares are of synthetic values; a baseline is real against real."""
 
-    name: str
+    name: str  # of the column
     marginal: float  # `ks_complement`
     marginal_baseline: float  # the same of real rows against other real rows
     out_of_range: float  # share outside the range of the real values
@@ -41,11 +41,11 @@ class ColumnFidelity:
 class RewardLevel:
     """One value of a reward that has few; shares are NaN without rows."""
 
-    value: float
-    share_real: float  # share of real rows with this reward
-    share_synthetic: float
-    terminated_real: float  # share of terminated rows among the real rows with this reward
-    terminated_synthetic: float
+    value: float  # the reward
+    share_real: float  # share of the real rows with it
+    share_synthetic: float  # share of the synthetic rows with it
+    terminated_real: float  # share of terminated rows among the real rows with it
+    terminated_synthetic: float  # share of terminated rows among the synthetic rows with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +60,14 @@ class Fidelity:
     memorisation: Memorisation | None  # only with held-out rows
     rows_real: int  # finite rows
     rows_synthetic: int  # finite rows
-    marginal_baseline: float
-    correlation_baseline: float
-    columns: tuple[ColumnFidelity, ...]
+    marginal_baseline: float  # `marginal` of real rows against other real rows
+    correlation_baseline: float  # `correlation` of real rows against other real rows
+    columns: tuple[ColumnFidelity, ...]  # in the order of the row
     out_of_range: float  # share of synthetic rows with a value outside the range of the real ones
     out_of_bounds: float | None = None  # share of synthetic rows with a value that the spaces do not allow
     out_of_bounds_baseline: float | None = None  # the same of the real rows
-    termination_rate_real: float | None = None  # like all that needs a spec, None without one
-    termination_rate_synthetic: float | None = None
+    termination_rate_real: float | None = None  # share of terminated rows; None without a spec, like the other rates
+    termination_rate_synthetic: float | None = None  # share of terminated rows among the synthetic ones
     reward_levels: tuple[RewardLevel, ...] = ()  # empty without a spec, or if the rewards have many values
     failures: tuple[str, ...] = ()  # what is wrong, worst first
 
@@ -93,7 +93,7 @@ class Fidelity:
             columns: Number of columns to show.
         """
         lines = [*self._scores(), *self._verdict()]
-        if self.reward_levels:
+        if len(self.reward_levels) > 1:
             lines += ["", *self._reward_table()]
         return "\n".join([*lines, "", *self._column_table(columns)])
 
