@@ -89,7 +89,8 @@ def reward_levels(
 def _ended(rows: Tensor, spec: TransitionSpec, values: list[float], counts: list[int]) -> list[float]:
     """Share of terminated rows among those of each level; NaN for a level without rows."""
     rewards = rows[_terminated(rows, spec), spec.rewards.start].contiguous()
-    level = torch.searchsorted(known := torch.tensor(values).to(rows), rewards).clamp(max=len(values) - 1)
+    known = torch.tensor(values, dtype=rows.dtype, device=rows.device)
+    level = torch.searchsorted(known, rewards).clamp(max=len(values) - 1)
     ended = torch.bincount(level[known[level] == rewards], minlength=len(values)).tolist()
     return [part / count if count else float("nan") for part, count in zip(ended, counts, strict=True)]
 

@@ -193,6 +193,17 @@ def test_terminations_that_ignore_the_reward_fail() -> None:
     assert "reward 1" in report.failures[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_levels_are_found_in_every_precision(dtype: torch.dtype) -> None:
+    goal = torch.arange(1_000) % 4 == 0
+    matrix = rows(1_000, 0).rows.to(dtype)
+    matrix[:, REWARD] = torch.where(goal, torch.tensor(0.3, dtype=dtype), torch.tensor(-0.1, dtype=dtype))
+    matrix[:, TERMINATED] = goal.to(dtype)
+    report = fidelity(Transitions(SPEC, matrix), Transitions(SPEC, matrix.flip(0)))
+    assert [level.share_synthetic for level in report.reward_levels] == [0.75, 0.25]
+    assert [level.terminated_synthetic for level in report.reward_levels] == [0, 1]
+
+
 def test_mixed_up_rows_fail_by_their_correlation() -> None:
     real, synthetic = rows(5_000, 0), rows(5_000, 1)
     order = torch.stack([torch.randperm(5_000, generator=torch.Generator().manual_seed(k)) for k in range(SPEC.dim)], 1)

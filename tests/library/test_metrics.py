@@ -425,4 +425,6 @@ def test_devices_agree_and_real_rows_decide() -> None:
     assert there.marginal_by_column.is_cuda
     assert torch.equal(here.marginal_by_column, there.marginal_by_column.cpu())
     assert there.correlation == pytest.approx(here.correlation, abs=1e-9)
+    assert there.marginal_baseline == here.marginal_baseline
+    assert there.correlation_baseline == pytest.approx(here.correlation_baseline, abs=1e-9)
     assert vars(there.memorisation) == pytest.approx(vars(here.memorisation), rel=1e-3)
