@@ -238,7 +238,7 @@ class SynthERBuffer(NStepReplayBuffer):
             return super().sample(batch_size, env)
         batch, places = drawn
         mixed = self._as_samples(batch.rows, env)._replace(
-            discounts=torch.full((batch_size, 1), self.gamma, device=self.device)
+            discounts=torch.full((batch_size, 1), self.gamma, dtype=torch.float32, device=self.device)
         )
         if len(places):
             for field, real in zip(mixed, super().sample(len(places), env), strict=True):

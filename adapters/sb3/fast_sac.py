@@ -59,7 +59,7 @@ class FastSAC(SAC):
             raise ValueError(f"policy_delay: expected 1 with use_sde=True, got {self.policy_delay!r}")
         super()._setup_model()
         # logged sums: entropy coefficient, and losses of actor, critics and entropy coefficient
-        self._sums = torch.zeros(4, device=self.device)
+        self._sums = torch.zeros(4, dtype=torch.float32, device=self.device)
         self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:

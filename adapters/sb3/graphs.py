@@ -70,7 +70,7 @@ class UpdateGraphs:
             if key not in self._captured:
                 self._captured[key] = _capture(update, batch, tensors)
                 self._valid_for = settings, _addresses(tensors)  # the first update creates the optimiser state
-        except RuntimeError as error:
+        except Exception as error:  # whatever fails here, the update itself may work
             self._give_up(optimizers)
             warnings.warn(f"CUDA graph capture of the updates failed, they run slower: {error}", stacklevel=4)
             return False
@@ -92,7 +92,7 @@ class UpdateGraphs:
                 raise RuntimeError(f"optimizer_class: expected Adam or AdamW, got {type(optimizer).__name__}")
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if len(self._rates) != len(groups):
-            self._rates = [torch.zeros((), device=group["params"][0].device) for group in groups]
+            self._rates = [torch.zeros((), dtype=torch.float32, device=group["params"][0].device) for group in groups]
             self._captured.clear()
         for group, rate in zip(groups, self._rates, strict=True):
             if group["lr"] is not rate:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
+from synther_replay.adapters.sb3.units import look_unscaled
 from synther_replay.common.seeding import derive_seed
-from synther_replay.data.transitions import ROUNDING_OF_ACTIONS, Transitions, TransitionSpec
+from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import is_out_of_memory
 from synther_replay.replay.indices import IndexStream
 
@@ -20,6 +23,9 @@ class RealRows:
 
     The transition of environment e at position p has the row number ``p * n_envs + e`` on every device, so a run can
     continue on another device. If the mirror does not fit into GPU memory, rows are read from the arrays and copied.
+
+    The buffer owns its rows, so they refer to it weakly: a cycle would keep the memory of a dropped buffer until the
+    garbage collector runs.
 
     Args:
         buffer: SB3's `ReplayBuffer` or `DictReplayBuffer`, with an attribute `added` that counts calls of `add`.
@@ -32,8 +38,20 @@ class RealRows:
         """Start with an empty mirror."""
         self.buffer, self.spec = buffer, spec
         self._seen = 0  # value of `buffer.added` at the last update of the mirror
-        self._mirror: Tensor | None = torch.empty(0, spec.dim, device=device)  # None: does not fit into memory
+        self._units_questioned = False  # whether there was a warning about the units of actions
         self._indices = IndexStream(derive_seed(seed, 10), device)
+        self.forget()
+
+    @property
+    def buffer(self) -> Any:
+        """The buffer that these rows belong to."""
+        if (buffer := self._buffer()) is None:
+            raise ReferenceError("real: the buffer of these rows was deleted; keep a reference to it")
+        return buffer
+
+    @buffer.setter
+    def buffer(self, buffer: Any) -> None:
+        self._buffer = weakref.ref(buffer)
 
     @property
     def device(self) -> torch.device:
@@ -62,13 +80,7 @@ class RealRows:
             rows = torch.from_numpy(self._gather(np.arange(len(self)))).to(self.device)
         else:
             rows = mirror[: len(self)].clone()
-        actions = rows[:, self.spec.actions]
-        if bool(self.spec.outside_action_space(actions, ROUNDING_OF_ACTIONS).any()):
-            raise ValueError(
-                f"action: stored actions range from {float(actions.min())} to {float(actions.max())}, outside their "
-                "space. SB3's algorithms store actions scaled to [-1, 1]; set scaled_actions=False if your loop stores "
-                "them in the units of the environment"
-            )
+        self._question_units(rows[:, self.spec.actions])
         return Transitions(self.spec, rows)
 
     def to(self, device: torch.device) -> None:
@@ -78,16 +90,34 @@ class RealRows:
 
     def forget(self) -> None:
         """Discard the mirror; the next access copies all rows again."""
-        self._mirror = torch.empty(0, self.spec.dim, device=self.device)
+        # None: does not fit into memory
+        self._mirror: Tensor | None = torch.empty(0, self.spec.dim, dtype=torch.float32, device=self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the mirror."""
-        return {**vars(self), "_mirror": None}
+        state = {name: value for name, value in vars(self).items() if name not in ("_buffer", "_mirror")}
+        return {**state, "buffer": self.buffer}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore; the next access fills the mirror."""
-        vars(self).update(state)
+        vars(self).update({"_units_questioned": False, **state})
+        self.buffer = vars(self).pop("buffer")
         self.forget()
+
+    def _question_units(self, actions: Tensor) -> None:
+        """Warn once if actions look unscaled although the spec says that they are scaled."""
+        space = self.buffer.action_space
+        if self._units_questioned or not isinstance(space, spaces.Box) or space == self.spec.action_space:
+            return
+        if look_unscaled(actions[actions.isfinite().all(1)], space):
+            self._units_questioned = True
+            warnings.warn(
+                f"scaled_actions: the stored actions look unscaled: all {len(actions):,} are within {space}, many at "
+                "its bounds. SB3's algorithms store actions scaled to [-1, 1]. Set scaled_actions=False if your loop "
+                "stores them in the units of the environment; otherwise generated actions leave the space",
+                RuntimeWarning,
+                stacklevel=7,
+            )
 
     def _gather(self, index: np.ndarray) -> np.ndarray:
         """Read rows by number from SB3's arrays, ``(n, dim)``."""
@@ -97,10 +127,11 @@ class RealRows:
             tuple(held.values()) if isinstance(held, dict) else (held,)
             for held in (buffer.observations, buffer.next_observations)
         )
-        for array in (*observations, buffer.actions, buffer.rewards, *following):
-            columns = array.reshape(buffer.buffer_size * buffer.n_envs, -1)
-            rows[:, start : start + columns.shape[1]] = columns.take(index, 0)
-            start += columns.shape[1]
+        with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and the row invalid
+            for array in (*observations, buffer.actions, buffer.rewards, *following):
+                columns = array.reshape(buffer.buffer_size * buffer.n_envs, -1)
+                rows[:, start : start + columns.shape[1]] = columns.take(index, 0)
+                start += columns.shape[1]
         ended, by_time = (array.reshape(-1).take(index) for array in (buffer.dones, buffer.timeouts))
         rows[:, start] = ended * (1 - by_time)
         return rows
@@ -134,7 +165,7 @@ class RealRows:
         if self._mirror is None or len(self._mirror) < len(self):
             size = min(buffer.buffer_size * buffer.n_envs, max(1024, 1 << (len(self) - 1).bit_length()))
             self._mirror = None  # free the old mirror before allocating the new one
-            self._mirror = torch.empty(size, self.spec.dim, device=self.device)
+            self._mirror = torch.empty(size, self.spec.dim, dtype=torch.float32, device=self.device)
             self._seen = buffer.added - buffer.size()
         behind = min(buffer.added - self._seen, buffer.size())
         first, size = (buffer.pos - behind) % buffer.buffer_size, buffer.buffer_size

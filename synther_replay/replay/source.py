@@ -268,8 +268,8 @@ class SyntheticSource:
         """Move synthetic rows and batches, and the generator if it has a method `to`, to another device."""
         self.store.to(resolve_device(device))
         self._shuffles.to(self.device)
-        if hasattr(self.generator, "to"):
-            self.generator.to(self.device)
+        if isinstance(self._generator, Generator) and hasattr(self._generator, "to"):  # else it will be made there
+            self._generator.to(self.device)
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
