@@ -6,6 +6,17 @@
     h_{k+1} = h_k + relu(h_k) @ blocks[k] + b_{k+1}
     y = relu(h_depth) @ out + b
 
+For rows of more codes than the embedding has units (`NetworkShape.direct`), the row enters the trunk directly, and
+every column gets a linear path of its own, scaled by the noise level:
+
+    z = s @ time2 + b
+    h_0 = z @ widen + x @ project + b_0
+    y = relu(h_depth) @ out + b + sum_k (s[:16] @ gain[k]) * clamp(x, -limit_k, limit_k)
+
+The trunk can change at most `width` directions of a row. A column that the others determine needs more than that: EDM's
+skip connection copies its noise, which F must remove for every such column. The gain does so at a cost per column that
+does not depend on the width. The limits keep it harmless for outliers.
+
 All parameters are one matrix ``(M, P)`` with one row per model, so clipping, Adam and EMA are a few operations on it.
 The hand-written backward pass writes the gradient into a matrix of the same layout: nothing is zeroed, copied or
 accumulated, and the weight gradients of all blocks are one matrix product.
@@ -27,6 +38,10 @@ from synther_replay.common.acceleration import fused
 
 # Tensor cores need bf16 rows aligned to 16 bytes.
 _ALIGN = 8
+# The gains of a column multiply its value clamped to these limits: two slopes, as a denoiser of values that are mostly
+# close to zero needs. Units of the noise embedding that set them: they are smooth functions of one number.
+LIMITS = (3.0, 1.0)
+_GATES = 16
 
 
 def _aligned(size: int) -> int:
@@ -41,8 +56,9 @@ class NetworkShape:
         dim: Number of columns of a row.
         width: Units per hidden layer, a multiple of 8.
         depth: Number of residual blocks.
-        embedding: Units of the joint embedding of row and noise level, a multiple of 8.
+        embedding: Units of the embedding of the noise level, and of the row unless `direct`; a multiple of 8.
         fourier: Number of random Fourier features of the noise level, even.
+        direct: Whether the row enters the trunk without the embedding, and each column has a gain.
     """
 
     dim: int
@@ -50,6 +66,7 @@ class NetworkShape:
     depth: int = 6
     embedding: int = 128
     fourier: int = 16
+    direct: bool = False
 
     @property
     def padded_dim(self) -> int:
@@ -66,7 +83,7 @@ class NetworkShape:
         return {
             "time1": (self.padded_features, self.embedding),
             "time2": (self.embedding, self.embedding),
-            "project": (self.padded_dim, self.embedding),
+            "project": (self.padded_dim, self.width if self.direct else self.embedding),
             "widen": (self.embedding, self.width),
             "blocks": (self.depth, self.width, self.width),
             "out": (self.width, self.padded_dim),
@@ -74,7 +91,13 @@ class NetworkShape:
             "embedding_bias": (1, self.embedding),
             "trunk_bias": (self.depth + 1, self.width),
             "out_bias": (1, self.padded_dim),
+            "gain": (self._gates, len(LIMITS) * self.padded_dim),
         }
+
+    @property
+    def _gates(self) -> int:
+        """Units of the noise level that set the gains; none without gains."""
+        return min(_GATES, self.embedding) if self.direct else 0
 
     @property
     def parameters(self) -> int:
@@ -95,6 +118,12 @@ class Weights(NamedTuple):
     embedding_bias: Tensor
     trunk_bias: Tensor
     out_bias: Tensor
+    gain: Tensor  # empty unless `NetworkShape.direct`
+
+    @property
+    def direct(self) -> bool:
+        """`NetworkShape.direct`."""
+        return self.gain.shape[1] > 0
 
     @classmethod
     def of(cls, flat: Tensor, shape: NetworkShape) -> Weights:
@@ -128,6 +157,8 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
         "widen": shape.embedding,
     }
     for name, view in w._asdict().items():
+        if name == "gain":  # starts at zero
+            continue
         bound = 1 / math.sqrt(fan_in.get(name, shape.width))
         view.uniform_(-bound, bound, generator=rng)
     w.trunk_bias[:, 0] *= math.sqrt(shape.width / shape.embedding)  # the bias of `widen`
@@ -160,6 +191,23 @@ def _add_through_relu(g: Tensor, through: Tensor, relu: Tensor, out: Tensor) -> 
     out.copy_(g + torch.ops.aten.threshold_backward(through, relu, 0))
 
 
+@fused
+def _add_gained(y: Tensor, gains: Tensor, x: Tensor) -> None:
+    """Add the columns of `x`, clamped to each limit and multiplied by its gains, to `y` in place."""
+    for gain, limit in zip(gains.chunk(len(LIMITS), -1), LIMITS, strict=True):
+        y += gain * x.clamp(-limit, limit)
+
+
+@fused
+def _gained_gradient(d_y: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the gains, ``(M, B, limits * padded_dim)``."""
+    return torch.cat([d_y * x.clamp(-limit, limit) for limit in LIMITS], -1)
+
+
+def _gates(w: Weights, silu: Tensor) -> Tensor:
+    return silu[..., : w.gain.shape[1]]
+
+
 def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activations]:
     """Run the network and return the activations for `backward`.
 
@@ -172,10 +220,16 @@ def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activation
         The output ``(M, B, padded_dim)`` and the activations.
     """
     time, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
-    z = torch.baddbmm(torch.baddbmm(w.embedding_bias, silu, w.time2), x, w.project)
-    h = torch.bmm(z, w.widen)
+    z = torch.baddbmm(w.embedding_bias, silu, w.time2)
+    if w.direct:
+        h = torch.baddbmm(torch.bmm(z, w.widen), x, w.project)
+    else:
+        z = torch.baddbmm(z, x, w.project)
+        h = torch.bmm(z, w.widen)
     relu = h.new_empty((w.blocks.shape[1] + 1, *h.shape))
     y = _trunk(w, h, _running_sum(w.trunk_bias), relu.unbind())
+    if w.direct:
+        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x)
     return y, Activations(x, features, time, silu, z, relu)
 
 
@@ -186,9 +240,14 @@ def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
     """
     _, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
     level = torch.baddbmm(w.embedding_bias, silu, w.time2)
-    h = torch.bmm(torch.bmm(x, w.project), w.widen)
+    h = torch.bmm(x, w.project)
+    if not w.direct:
+        h = torch.bmm(h, w.widen)
     shift = _running_sum(w.trunk_bias) + torch.bmm(level, w.widen)
-    return _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
+    y = _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
+    if w.direct:
+        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x)
+    return y
 
 
 def _trunk(w: Weights, h: Tensor, shift: Tensor, relu: Sequence[Tensor]) -> Tensor:
@@ -228,9 +287,14 @@ def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
 
     torch.bmm(kept.z.mT, d_h[0], out=grad.widen)
     d_z = torch.bmm(d_h[0], w.widen.mT)
-    torch.bmm(kept.x.mT, d_z, out=grad.project)
+    torch.bmm(kept.x.mT, d_h[0] if w.direct else d_z, out=grad.project)
     torch.bmm(row, d_z, out=grad.embedding_bias)
     torch.bmm(kept.silu.mT, d_z, out=grad.time2)
-    d_time = torch.ops.aten.silu_backward(torch.bmm(d_z, w.time2.mT), kept.time)
+    d_silu = torch.bmm(d_z, w.time2.mT)
+    if w.direct:
+        d_gains = _gained_gradient(d_y, kept.x)
+        torch.bmm(_gates(w, kept.silu).mT, d_gains, out=grad.gain)
+        _gates(w, d_silu).baddbmm_(d_gains, w.gain.mT)
+    d_time = torch.ops.aten.silu_backward(d_silu, kept.time)
     torch.bmm(kept.features.mT, d_time, out=grad.time1)
     torch.bmm(row, d_time, out=grad.time1_bias)

@@ -10,20 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, forward_at_one_level, initialise
+from synther_replay.diffusion.network import (
+    LIMITS,
+    NetworkShape,
+    Weights,
+    backward,
+    forward,
+    forward_at_one_level,
+    initialise,
+)
 
 Stream = Callable[[int], torch.Generator]
 
-# Rows and features that need padding, and rows that need none.
+# Rows and features that need padding, and rows that need none; long rows, which enter the trunk directly.
 SHAPES = [
     NetworkShape(dim=5, width=24, depth=3, embedding=16, fourier=4),
     NetworkShape(dim=8, width=16, depth=1, embedding=8, fourier=14),
+    NetworkShape(dim=37, width=24, depth=2, embedding=32, fourier=4, direct=True),
+    NetworkShape(dim=40, width=16, depth=1, embedding=8, fourier=14, direct=True),
 ]
 
 
 def _weights(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
     """Random parameters in float64, biases on a grid on which a running sum in float32 is exact."""
     flat = initialise(shape, stack, rng).double()
+    gain = Weights.of(flat, shape).gain  # starts at zero
+    gain.unflatten(-1, (len(LIMITS), -1))[..., : shape.dim].uniform_(-0.3, 0.3, generator=rng)
     for name, view in Weights.of(flat, shape)._asdict().items():
         if name.endswith("bias"):
             view.copy_((view * 2**12).round() / 2**12)
@@ -40,11 +52,16 @@ def _inputs(shape: NetworkShape, stack: int, batch: int, rng: torch.Generator) -
 def _plain_network(w: dict[str, Tensor], x: Tensor, features: Tensor) -> Tensor:
     """The same network for one model, as its formula reads: ``(B, padded_dim)``."""
     s = F.silu(features @ w["time1"] + w["time1_bias"])
-    z = s @ w["time2"] + x @ w["project"] + w["embedding_bias"]
-    h = z @ w["widen"] + w["trunk_bias"][0]
+    z = s @ w["time2"] + w["embedding_bias"]
+    direct = len(w["gain"]) > 0
+    h = (z @ w["widen"] + x @ w["project"] if direct else (z + x @ w["project"]) @ w["widen"]) + w["trunk_bias"][0]
     for k in range(len(w["blocks"])):
         h = h + h.relu() @ w["blocks"][k] + w["trunk_bias"][k + 1]
-    return h.relu() @ w["out"] + w["out_bias"]
+    y = h.relu() @ w["out"] + w["out_bias"]
+    if direct:
+        wide, narrow = (s[:, : len(w["gain"])] @ w["gain"]).chunk(2, dim=1)
+        y = y + wide * x.clamp(-3, 3) + narrow * x.clamp(-1, 1)
+    return y
 
 
 def _model(flat: Tensor, shape: NetworkShape, m: int) -> dict[str, Tensor]:
@@ -75,6 +92,8 @@ def test_forward_and_backward_equal_autograd_of_the_plain_network(
         torch.testing.assert_close(y[m], expected, rtol=1e-12, atol=1e-12)
         expected.backward(d_y[m])
         for name, view in Weights.of(gradient, shape)._asdict().items():
+            if not view.numel():
+                continue
             assert w[name].grad.abs().max() > 0, name
             torch.testing.assert_close(view[m], w[name].grad, rtol=1e-11, atol=1e-12, msg=lambda text, n=name: n + text)
 
@@ -99,8 +118,9 @@ def test_a_model_of_a_stack_equals_the_same_model_alone(shape: NetworkShape, str
         torch.testing.assert_close(gradient[one], gradient_alone, rtol=1e-11, atol=1e-12)
 
 
-def test_one_noise_level_for_all_rows_equals_the_level_repeated(stream: Stream) -> None:
-    shape, rng = SHAPES[0], stream(0)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_noise_level_for_all_rows_equals_the_level_repeated(shape: NetworkShape, stream: Stream) -> None:
+    rng = stream(0)
     weights = Weights.of(_weights(shape, 2, rng), shape)
     x, features = _inputs(shape, 2, 9, rng)
     shared = forward_at_one_level(weights, x, features[:, :1])
@@ -108,8 +128,9 @@ def test_one_noise_level_for_all_rows_equals_the_level_repeated(stream: Stream) 
     torch.testing.assert_close(shared, repeated, rtol=1e-12, atol=1e-12)
 
 
-def test_forward_leaves_inputs_and_weights_alone(stream: Stream) -> None:
-    shape, rng = SHAPES[0], stream(0)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_leaves_inputs_and_weights_alone(shape: NetworkShape, stream: Stream) -> None:
+    rng = stream(0)
     flat = _weights(shape, 2, rng)
     x, features = _inputs(shape, 2, 9, rng)
     before = flat.clone(), x.clone(), features.clone()
@@ -120,9 +141,11 @@ def test_forward_leaves_inputs_and_weights_alone(stream: Stream) -> None:
     assert torch.equal(features, before[2])
 
 
-def test_padding_starts_at_zero_and_gets_no_gradient(stream: Stream) -> None:
-    shape, rng = SHAPES[0], stream(0)
-    assert (shape.padded_dim, shape.padded_features) == (8, 8)
+@pytest.mark.parametrize("shape", SHAPES[::2])
+def test_padding_starts_at_zero_and_gets_no_gradient(shape: NetworkShape, stream: Stream) -> None:
+    rng = stream(0)
+    assert shape.padded_dim == shape.dim + 3
+    assert shape.padded_features == 8
     flat = initialise(shape, 2, rng).double()
     x, features = _inputs(shape, 2, 7, rng)
     weights = Weights.of(flat, shape)
@@ -141,6 +164,7 @@ def test_padding_starts_at_zero_and_gets_no_gradient(stream: Stream) -> None:
         ):
             assert padding.numel() > 0
             assert not padding.any()
+        assert not view.gain.unflatten(-1, (len(LIMITS), -1))[..., shape.dim :].any()
 
 
 def test_the_published_network_has_its_six_and_a_half_million_parameters() -> None:
@@ -160,6 +184,27 @@ def test_the_named_views_cover_the_flat_matrix_exactly_once(shape: NetworkShape)
     assert torch.equal(flat, torch.ones_like(flat))
 
 
+@pytest.mark.parametrize("width", [16, 64])
+def test_the_cost_of_a_long_row_grows_with_its_codes_times_the_width(width: int) -> None:
+    """Regression: with the square of its codes."""
+    one, two = (NetworkShape(dim, width, 2, embedding=64, direct=True).parameters for dim in (1_000, 2_000))
+    assert two - one < 1_000 * (2 * width + 40)
+
+
+def test_gains_start_at_zero_and_let_a_narrow_trunk_reach_every_column(stream: Stream) -> None:
+    shape, rng = NetworkShape(dim=64, width=8, depth=1, embedding=16, direct=True), stream(0)
+    flat = initialise(shape, 1, rng)
+    assert not Weights.of(flat, shape).gain.any()
+    x, features = _inputs(shape, 1, 200, rng)
+    flat = flat.double()
+    ranks = []
+    for gain in (0.0, 1.0):
+        Weights.of(flat, shape).gain.fill_(gain)
+        ranks.append(torch.linalg.matrix_rank(forward(Weights.of(flat, shape), x, features)[0][0]).item())
+    assert ranks[0] <= 9
+    assert ranks[1] == 64
+
+
 def test_initial_weights_are_uniform_by_fan_in_and_differ_between_models(stream: Stream) -> None:
     shape = NetworkShape(dim=16, width=64, depth=2, embedding=32)
     flat = initialise(shape, 2, stream(0))
@@ -169,6 +214,8 @@ def test_initial_weights_are_uniform_by_fan_in_and_differ_between_models(stream:
         if name == "trunk_bias":  # its first row belongs to `widen`
             assert 0.8 / math.sqrt(32) < used[:, 0].abs().max() <= 1 / math.sqrt(32)
             used = used[:, 1:]
+        if name == "gain":
+            continue
         bound = 1 / math.sqrt(fan_in.get(name, 64))
         assert used.abs().max() <= bound, name
         assert used.abs().max() > 0.8 * bound, name
@@ -177,8 +224,9 @@ def test_initial_weights_are_uniform_by_fan_in_and_differ_between_models(stream:
     assert not torch.equal(flat, initialise(shape, 2, stream(1)))
 
 
-def test_bfloat16_stays_close_to_float64(stream: Stream) -> None:
-    shape, rng = SHAPES[0], stream(0)
+@pytest.mark.parametrize("shape", SHAPES[::2])
+def test_bfloat16_stays_close_to_float64(shape: NetworkShape, stream: Stream) -> None:
+    rng = stream(0)
     flat = _weights(shape, 2, rng)
     x, features = _inputs(shape, 2, 50, rng)
     exact, _ = forward(Weights.of(flat, shape), x, features)
