@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +19,10 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 
 # The tests use small matrices, for which threads are slower, above all when tests run in parallel.
 torch.set_num_threads(1)
+
+# Shells start background jobs with SIGINT ignored, and processes inherit that: none that a test interrupts would end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
