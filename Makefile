@@ -11,12 +11,13 @@ STAMP := $(VENV)/.installed
 TRITON_FOLDER := $(VENV)/triton-$(TRITON)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow priorities kernels triton docs lint clean
+.PHONY: help demo test test-slow soak priorities kernels triton docs lint clean
 
 help:
 	@echo "make demo      run examples/sb3_pendulum.py: SAC with and without synthetic replay"
 	@echo "make test      lint, types and fast tests"
 	@echo "make test-slow the slow tests: killed runs, whole programs, training"
+	@echo "make soak      hundreds of interrupts, kills and damaged files in every save and load path"
 	@echo "make priorities build TorchRL's extension where the published one does not load (needs a C++ compiler)"
 	@echo "make kernels   tests of the benchmarks' GPU kernels without a GPU (Linux)"
 	@echo "make docs      build the documentation in site/"
@@ -32,10 +33,13 @@ demo: $(STAMP)
 	$(BIN)/python examples/sb3_pendulum.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 priorities: $(STAMP)
 	$(BIN)/python tests/integrations/torchrl_extension.py

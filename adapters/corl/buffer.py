@@ -28,11 +28,11 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from synther_replay.adapters.corl import d4rl
+from synther_replay.adapters.corl import d4rl, files
 from synther_replay.common.checks import whole_number
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.errors import GenerationError, is_out_of_memory
+from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
 from synther_replay.options import SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.ring import RingBuffer
@@ -246,15 +246,21 @@ class ReplayBuffer:
         self._reward_scale = float(scale), float(shift)
 
     def save(self, path: str | os.PathLike[str], rows: int | None = None) -> None:
-        """Write synthetic rows in D4RL's format to an ``.npz``, ``.hdf5`` or ``.h5`` file, atomically.
+        """Write synthetic rows to an ``.npz``, ``.hdf5`` or ``.h5`` file, atomically.
+
+        An ``.npz`` file holds the arrays that `d4rl.qlearning_dataset` returns. An HDF5 file holds what that function
+        reads: every transition takes two rows, the second of which has the next observation and a timeout.
 
         Args:
             path: The file.
             rows: None: the synthetic rows in memory. A number (HDF5 only): that many new rows, generated and written
                 in blocks, so memory stays bounded.
+
+        Raises:
+            OSError: The file cannot be written, for example because the disk is full. The old file is unchanged.
         """
-        file, source = d4rl.checked_path(path), self._source
-        if rows is not None and file.suffix not in d4rl.HDF5:
+        file, source = files.checked_path(path), self._source
+        if rows is not None and file.suffix not in files.HDF5:
             raise ValueError(f"rows: streaming needs an HDF5 file, got {file.name}; use .hdf5")
         if source is None or not (len(source.store) if rows is None else source.refits):
             raise ValueError("buffer has no synthetic rows to save: call upsample first")
@@ -269,10 +275,12 @@ class ReplayBuffer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace the synthetic rows by those of a file in the format of `save`; nothing is fitted.
 
+        HDF5 files without ``next_observations`` are read by the rule of `d4rl.qlearning_dataset`.
+
         Raises:
-            ValueError: The file is damaged, or its rows do not match this buffer. Nothing is changed.
+            CheckpointError: The file is damaged, or its rows do not match this buffer. Nothing is changed.
         """
-        file, most = d4rl.checked_path(path), self._options.synthetic_capacity
+        file, most = files.checked_path(path), self._options.synthetic_capacity
         try:
             transitions = self._checked(d4rl.read(file))
             if len(transitions) > most:
@@ -280,7 +288,7 @@ class ReplayBuffer:
         except (FileNotFoundError, ImportError, MemoryError):
             raise
         except Exception as error:  # NumPy, zip and HDF5 raise different errors for damaged files
-            raise ValueError(f"path: cannot load {file}: {error}") from error
+            raise CheckpointError(f"path: cannot load {file}: {error}") from error
         source = self._source_for(transitions) if self._source is None else self._source
         source.store.replace(Transitions(source.spec, transitions.rows))
         self._source, self._endless = source, False

@@ -1,10 +1,16 @@
-"""D4RL's format: conversion to transitions, file reading and writing."""
+"""D4RL's data sets: conversion from and to transitions, and the two layouts of files.
+
+An ``.npz`` file holds the five arrays that `d4rl.qlearning_dataset` returns, one row per transition.
+
+An HDF5 file holds what `d4rl.qlearning_dataset` reads. That function takes the observation of row i + 1 as the next
+observation of row i, and skips rows with a timeout. Generated transitions do not follow one another, so each takes two
+rows: the transition, then its next observation with a timeout. The function reads back exactly the transitions. The
+second row repeats the action and has no reward; this costs one action, one reward and two flags per transition.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
-from io import BufferedRandom
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.adapters.corl import files
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.persistence.atomic import replacing
 
 KEYS = ("observations", "actions", "rewards", "next_observations", "terminals")  # in the order of the row's columns
-HDF5 = (".hdf5", ".h5")
-BLOCK = 65_536  # rows written to HDF5 at once
-_CHUNK = 4_096  # rows per HDF5 chunk, which has one checksum
-_NOTE = "generated transitions in random order; every row ends an episode: timeouts = not terminals"
+BLOCK = 65_536  # transitions written to HDF5 at once
+_NOTE = (
+    "generated transitions, for d4rl.qlearning_dataset: each is followed by a row with its next observation and a "
+    "timeout, which is no transition"
+)
 
 
 def pack(spec: TransitionSpec, data: Mapping[str, Any]) -> Transitions:
@@ -59,31 +66,19 @@ def split(spec: TransitionSpec, rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]) -> None:
-    """Write `count` rows, given in blocks of `BLOCK`, to a file atomically."""
-    with replacing(path) as temporary:
-        named = (_named(spec, block) for block in blocks)
-        if path.suffix in HDF5:
-            _write_hdf5(temporary, count, named)
-        else:
-            _write_npz(temporary, named)
+    """Write `count` transitions, given as rows in blocks of `BLOCK`, to a file atomically."""
+    named = (_named(spec, block) for block in blocks)
+    if path.suffix in files.HDF5:
+        files.write(path, 2 * count, map(_as_episodes, named), _NOTE)
+    else:
+        files.write(path, count, named, _NOTE)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of `KEYS` that the file has; pickled objects are not loaded."""
-    if path.suffix in HDF5:
-        h5py = _h5py()
-        with h5py.File(path, "r") as file:
-            return {key: file[key][()] for key in KEYS if key in file}
-    with np.load(path, allow_pickle=False) as file:
-        return {key: file[key] for key in KEYS if key in file}
-
-
-def checked_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path if its suffix is supported, else raise ValueError."""
-    path = Path(path)
-    if path.suffix not in (".npz", *HDF5):
-        raise ValueError(f"path: expected the suffix .npz, .hdf5 or .h5, got {path}")
-    return path
+    """Read the arrays of `KEYS` that the file has, in either layout."""
+    data = files.read(path, (*KEYS, "timeouts"))
+    timeouts = data.pop("timeouts", None)
+    return data if timeouts is None or "next_observations" in data else _from_episodes(data, timeouts)
 
 
 def _widths(spec: TransitionSpec) -> list[int]:
@@ -91,77 +86,34 @@ def _widths(spec: TransitionSpec) -> list[int]:
 
 
 def _named(spec: TransitionSpec, rows: Tensor) -> dict[str, np.ndarray]:
-    """Convert rows to D4RL's arrays.
-
-    Many readers take row i + 1 as the successor of row i unless an episode ended at i. Generated rows have no order, so
-    every row that is not terminal is marked as a timeout.
-    """
+    """Convert rows to the arrays of `KEYS`."""
     fields = {key: field.numpy() for key, field in zip(KEYS, split(spec, rows.cpu()), strict=True)}
-    ended = fields["terminals"][:, 0] > 0.5
-    return {**fields, "rewards": fields["rewards"][:, 0], "terminals": ended, "timeouts": ~ended}
+    return {**fields, "rewards": fields["rewards"][:, 0], "terminals": fields["terminals"][:, 0] > 0.5}
 
 
-def _write_npz(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
-    parts = list(blocks)
-    arrays: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+def _as_episodes(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Convert n transitions to 2n rows, see the docstring of the module."""
+    rewards, terminals = data["rewards"], data["terminals"]
+    return {
+        "observations": _alternating(data["observations"], data["next_observations"]),
+        "actions": _alternating(data["actions"], data["actions"]),
+        "rewards": _alternating(rewards, np.zeros_like(rewards)),
+        "terminals": _alternating(terminals, np.zeros_like(terminals)),
+        "timeouts": _alternating(np.zeros_like(terminals), np.ones_like(terminals)),
+    }
 
 
-def _write_hdf5(path: Path, count: int, blocks: Iterable[dict[str, np.ndarray]]) -> None:
-    h5py = _h5py()
-    start = 0
-    with path.open("w+b") as plain:
-        disk = _Disk(plain)
-        with h5py.File(disk, "w") as file:
-            file.attrs["note"] = _NOTE
-            for block in blocks:
-                for key, values in block.items():
-                    if not start:
-                        columns = values.shape[1:]
-                        chunks = (min(_CHUNK, count), *columns)
-                        file.create_dataset(key, (count, *columns), values.dtype, chunks=chunks, fletcher32=True)
-                    file[key][start : start + len(values)] = values
-                start += len(block["rewards"])
-                if disk.failure:
-                    break
-        if disk.failure:
-            raise disk.failure
+def _alternating(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.stack((first, second), axis=1).reshape(2 * len(first), *first.shape[1:])
 
 
-class _Disk:
-    """A file object for HDF5 that stores write errors in `failure`.
-
-    HDF5 crashes the interpreter if a write raises, so errors are hidden from it.
-    """
-
-    def __init__(self, file: BufferedRandom) -> None:
-        self.failure: OSError | None = None
-        self.read, self.readinto, self.seek, self.tell = file.read, file.readinto, file.seek, file.tell
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        self._attempt(lambda: self._file.write(data))
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        self._attempt(lambda: self._file.truncate(size))
-        return self._file.tell() if size is None else size
-
-    def flush(self) -> None:
-        self._attempt(self._file.flush)
-
-    def _attempt(self, act: Callable[[], Any]) -> None:
-        if self.failure is None:
-            try:
-                act()
-            except OSError as error:
-                self.failure = error
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("HDF5 files need h5py: pip install 'synther-replay[corl]'") from error
-    return h5py
+def _from_episodes(data: dict[str, np.ndarray], timeouts: np.ndarray) -> dict[str, np.ndarray]:
+    """The transitions that `d4rl.qlearning_dataset` reads; inverse of `_as_episodes`."""
+    lengths = {len(array) if array.ndim else 0 for array in (*data.values(), timeouts)}
+    if len(lengths) > 1 or not np.isin(timeouts, (0, 1)).all():
+        raise ValueError(f"timeouts: expected 0 and 1 for each row, got {timeouts.shape} for lengths {sorted(lengths)}")
+    kept = np.flatnonzero(timeouts.reshape(len(timeouts), -1)[:-1].any(1) == 0)
+    transitions = {key: values[kept] for key, values in data.items()}
+    if "observations" in data:
+        transitions["next_observations"] = data["observations"][kept + 1]
+    return transitions

@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         _to_disk(path.parent)
     except OSError as error:
-        if error.filename is None:  # a failed write, for example on a full disk, does not say where
+        if error.errno is not None and error.filename is None:  # of a failed write, for example on a full disk
             error.filename = str(path)
         raise
     finally:

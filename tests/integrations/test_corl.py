@@ -1,7 +1,6 @@
 """The CORL adapter: identical batches before `upsample`, synthetic rows after it."""
 
 import doctest
-import errno
 import importlib.util
 import os
 import subprocess
@@ -349,7 +348,7 @@ def test_default_generator_is_offline_only_without_schedule_on_a_gpu(monkeypatch
 
 def test_too_few_rows_to_fit_are_refused():
     buffer = filled(10, generator=TINY)
-    with pytest.raises(ValueError, match="at least 32 rows"):
+    with pytest.raises(ValueError, match="at least 32"):
         buffer.upsample(50)
     assert numbers(buffer.sample(4))
 
@@ -580,26 +579,6 @@ def test_saved_rows_come_back(tmp_path, monkeypatch, name):
     assert other.sample(16)[0].shape == (16, 3)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_have_the_layout_of_d4rl(tmp_path, name):
-    source = ReplayBuffer(3, 2, 10)
-    np.savez(tmp_path / "real.npz", **dataset())
-    source.load(tmp_path / "real.npz")
-    source.save(tmp_path / name)
-    if name.endswith("npz"):
-        saved = dict(np.load(tmp_path / name))
-    else:
-        import h5py
-
-        with h5py.File(tmp_path / name) as file:
-            saved = {key: values[()] for key, values in file.items()}
-            assert "timeouts" in file.attrs["note"]
-    for key, values in dataset().items():
-        np.testing.assert_array_equal(saved.pop(key), values.astype(bool if key == "terminals" else np.float32))
-    np.testing.assert_array_equal(saved.pop("timeouts"), ~dataset()["terminals"])
-    assert not saved
-
-
 @pytest.mark.parametrize("name", HDF5)
 def test_new_rows_are_streamed_in_blocks(tmp_path, monkeypatch, fake, name):
     monkeypatch.setattr(d4rl, "BLOCK", 30)
@@ -638,7 +617,7 @@ def test_failed_save_of_an_npz_leaves_nothing(tmp_path, monkeypatch, fake):
 
 
 FULL_DISK = """
-import resource, sys
+import random, resource, sys
 from pathlib import Path
 import torch
 from gymnasium.spaces import Box
@@ -646,11 +625,13 @@ from synther_replay import TransitionSpec
 from synther_replay.adapters.corl import d4rl
 
 spec = TransitionSpec.from_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)  # maximum file size
-try:
-    d4rl.write(Path(sys.argv[1]), spec, 20_000, (torch.rand(5_000, spec.dim) for _ in range(4)))
-except OSError as error:
-    print(error)
+random.seed(0)
+for _ in range(20):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (random.randrange(700_000), resource.RLIM_INFINITY))  # maximum file size
+    try:
+        d4rl.write(Path(sys.argv[1]), spec, 20_000, (torch.rand(5_000, spec.dim) for _ in range(4)))
+    except OSError as error:
+        print(error)
 """
 
 
@@ -661,7 +642,7 @@ def test_full_disk_raises_an_error_without_crashing(tmp_path, name):
     (tmp_path / name).write_bytes(b"old")
     ended = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path / name], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "too large" in ended.stdout
+    assert ended.stdout.count("too large") == 20
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: b"old"}
 
 
@@ -695,7 +676,9 @@ def truncated(path):
 
 def one_byte_flipped(path):
     data = bytearray(path.read_bytes())
-    first = data.index(np.float32(-1).tobytes() * 20)  # among the rewards
+    rewards = np.float32(-1).tobytes()
+    pair = rewards if path.suffix == ".npz" else rewards + bytes(4)
+    first = data.index(pair * 10)  # among the rewards
     data[first + 5] ^= 64
     path.write_bytes(data)
 
@@ -798,20 +781,3 @@ def test_one_transition_is_stored_alike_on_the_short_and_the_careful_way():
     np.random.seed(0)
     for a, b in zip(one, careful.sample(50), strict=True):
         assert torch.equal(a, b)
-
-
-@NEEDS_H5PY
-def test_a_single_failed_write_raises(tmp_path, monkeypatch):
-    genuine, calls = d4rl._Disk._attempt, []
-
-    def full():
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def attempt(self, act):
-        calls.append(1)
-        genuine(self, full if len(calls) == 3 else act)
-
-    monkeypatch.setattr(d4rl._Disk, "_attempt", attempt)
-    spec = TransitionSpec.from_spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))
-    with pytest.raises(OSError, match="No space left"):
-        d4rl.write(tmp_path / "set.hdf5", spec, 100, iter([torch.rand(100, spec.dim)]))
