@@ -49,6 +49,11 @@ class SourceOptions:
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
 
+    def check(self, spec: TransitionSpec) -> None:
+        """Raise ValueError if `build` would refuse rows of this spec as too long, for example images."""
+        if self.real_ratio < 1.0 and isinstance(self.generator, GeneratorConfig | None):
+            (self.generator or GeneratorConfig.fast()).network(spec.dim)  # a column takes at least one code
+
     def build(
         self, real: RealTransitions, spec: TransitionSpec, device: torch.device | str | None = None
     ) -> SyntheticSource:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,21 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, RoundRobinWriter, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
 from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys
-from synther_replay.adapters.torchrl.rows import RealEntries, as_tensordict, each, filled, length, locked, stored
+from synther_replay.adapters.torchrl.rows import (
+    RealEntries,
+    as_tensordict,
+    check_sampler,
+    each,
+    filled,
+    length,
+    locked,
+    storage_axes,
+    stored,
+    written,
+)
 from synther_replay.config import GeneratorConfig
 from synther_replay.options import SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
@@ -120,7 +131,7 @@ class SynthERReplayBuffer:
         if self.real_ratio < 1.0 and action_spec is None:
             raise ValueError("action_spec: required for the bounds of generated actions, pass env.action_spec")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
-            self._check_sampler()
+            check_sampler(self.real)
             self._counted = self._total() - len(real)
             if len(real):
                 self._make_source()
@@ -206,7 +217,7 @@ class SynthERReplayBuffer:
         batch_size = self.real.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError("batch_size: required here or in the constructor of the real buffer")
-        self._check_sampler()  # it may have been replaced
+        check_sampler(self.real)  # it may have been replaced
         source = self._make_source()
         self._count()
         drawn = source.draw(batch_size)
@@ -240,20 +251,12 @@ class SynthERReplayBuffer:
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches until the sampler of the real buffer runs out (most never do)."""
-        if self.real_ratio == 1.0:
-            yield from self.real
-            return
-        if self.real.batch_size is None:
-            raise RuntimeError("batch_size: iteration requires it in the constructor of the real buffer")
-        if self.real.sampler.ran_out:
-            self.real.sampler.ran_out = False
-        while not self.real.sampler.ran_out or len(self.real._prefetch_queue):
-            yield self.sample()
+        return _batches(self)
 
     def next(self) -> Any:
         """Return the next batch of an iteration, or None at its end."""
         if self._iterator is None:
-            self._iterator = iter(self)
+            self._iterator = _batches(weakref.proxy(self))  # a cycle would keep the memory of a dropped buffer
         batch = next(self._iterator, None)
         if batch is None:
             self._iterator = None
@@ -357,31 +360,26 @@ class SynthERReplayBuffer:
 
         Direct writes are only counted by round-robin writers of one-dimensional storages.
         """
-        real = self.real
-        if getattr(real, "initialized", True) and real.storage.ndim == 1 and isinstance(real.writer, RoundRobinWriter):
-            return int(real.write_count)
-        return self._added
+        counted = written(self.real)
+        return self._added if counted is None else counted
 
     def _check(self, data: Any) -> None:
-        """Check the keys of the first data; the storage checks later data."""
-        if not self._checked and self.real_ratio < 1.0:
-            if not len(self.real.transform):  # a transform may change the keys
-                self._keys.check(data[0] if isinstance(data, list) and data else data)
-            self._checked = True
-
-    def _check_sampler(self) -> None:
-        """Raise ValueError if batches are not independent single transitions."""
-        real = self.real
-        sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
-        if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
-            raise ValueError(
-                "real: expected a buffer that samples single transitions independently, "
-                f"got {type(real).__name__} with {type(real.sampler).__name__}"
-            )
+        """Check keys, shapes and types of the first data; the storage checks later data."""
+        if self._checked or self.real_ratio == 1.0:
+            return
+        if not len(self.real.transform):  # a transform may change the keys
+            first = data[0] if isinstance(data, list) and data else data
+            self._keys.check(first)
+            if not first.numel():
+                return
+            first = first if first.ndim and not isinstance(data, list) else first.unsqueeze(0)
+            first = first.reshape(-1) if storage_axes(self.real) > 1 else first
+            self._options.check(Layout(self._keys, first[:1], *self._specs).spec)
+        self._checked = True
 
     def _make_source(self) -> SyntheticSource:
         if self.source is None:
-            self._check_sampler()
+            check_sampler(self.real)
             if not len(self.real):
                 raise ValueError("buffer is empty: add transitions before sampling")
             with locked(self.real):
@@ -432,3 +430,17 @@ class SynthERReplayBuffer:
             self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
         empty = self._empty_info
         return {key: each(v, functools.partial(filled, key, places=places, size=size)) for key, v in empty.items()}
+
+
+def _batches(buffer: SynthERReplayBuffer) -> Iterator[Any]:
+    """Iterate over the batches of a buffer."""
+    real = buffer.real
+    if buffer.real_ratio == 1.0:
+        yield from real
+        return
+    if real.batch_size is None:
+        raise RuntimeError("batch_size: iteration requires it in the constructor of the real buffer")
+    if real.sampler.ran_out:
+        real.sampler.ran_out = False
+    while not real.sampler.ran_out or len(real._prefetch_queue):
+        yield buffer.sample()

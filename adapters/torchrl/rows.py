@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer, TensorStorage
+from torchrl.data import (
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RoundRobinWriter,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWithoutReplacement
 from torchrl.data.replay_buffers.storages import _get_default_collate
 
 from synther_replay.adapters.torchrl.layout import Key, Layout
@@ -150,6 +157,28 @@ def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
     if not isinstance(data, TensorDictBase):
         raise TypeError(f"real: expected a buffer of TensorDicts, got one of {type(data).__name__}")
     return data.reshape(-1) if real.storage.ndim > 1 else data
+
+
+def storage_axes(real: ReplayBuffer) -> int:
+    """Return the number of axes of the storage; 1 if the buffer is not initialised yet."""
+    return int(real.storage.ndim) if getattr(real, "initialized", True) else 1
+
+
+def written(real: ReplayBuffer) -> int | None:
+    """Return the number of transitions ever written; None if the writer does not count them."""
+    if getattr(real, "initialized", True) and real.storage.ndim == 1 and isinstance(real.writer, RoundRobinWriter):
+        return int(real.write_count)
+    return None
+
+
+def check_sampler(real: ReplayBuffer) -> None:
+    """Raise ValueError if batches are not independent single transitions."""
+    sliced = isinstance(real.sampler, SliceSampler | SliceSamplerWithoutReplacement)
+    if sliced or isinstance(real, ReplayBufferEnsemble) or getattr(real, "_sample_unit", None) is not None:
+        raise ValueError(
+            "real: expected a buffer that samples single transitions independently, "
+            f"got {type(real).__name__} with {type(real.sampler).__name__}"
+        )
 
 
 def as_tensordict(values: dict[Key, Tensor], size: int, device: torch.device) -> TensorDict:
