@@ -146,5 +146,29 @@ def same() -> Callable[[Any, Any], bool]:
     return equal
 
 
+class OnGPU(torch.Tensor):
+    """A tensor as if on a GPU: a pickle that holds it could not be read without one."""
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        raise AssertionError("the pickle holds a GPU tensor")
+
+
+@pytest.fixture(scope="session")
+def on_gpu() -> Callable[[Any], Any]:
+    """Makes the tensors of a tree act as if they were on a GPU."""
+
+    def move(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: move(value) for key, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return type(tree)(map(move, tree))
+        return tree.as_subclass(OnGPU) if isinstance(tree, torch.Tensor) else tree
+
+    return move
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

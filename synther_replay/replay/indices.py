@@ -7,13 +7,14 @@ exactly, also on another device. Drawing in blocks makes the cost per number neg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from synther_replay.common.checks import device_or_cpu
+from synther_replay.common.checks import device_or_cpu, whole_number
+from synther_replay.errors import CheckpointError
 
 _NUMBERS_PER_BLOCK = 65_536
 _SHUFFLES_PER_BLOCK = 64  # of a size that was drawn before
@@ -21,6 +22,7 @@ _SHUFFLES_IN_FIRST_BLOCK = 4  # of a new size, which may not come again
 _SIZES_AT_HAND = 8  # sizes whose permutations are kept, so that several batch sizes may alternate
 # Maximum number of draws whose indices are scaled to the number of rows in advance.
 _DRAWS_AHEAD = 32
+_MOST_NUMBERS = 2**27  # in a block of a loaded state, 1 GiB; a forged state may ask for any size
 
 
 class _Stream(ABC):
@@ -37,7 +39,13 @@ class _Stream(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position."""
+        """Continue at a position; an impossible one raises `CheckpointError`."""
+
+    def restored(self, state: dict[str, Any]) -> Self:
+        """Return a new stream on the same device that continues at a position."""
+        stream = type(self)(self.seed, self.device)
+        stream.load_state_dict(state)
+        return stream
 
     def __getstate__(self) -> dict[str, Any]:
         return {"device": self.device, "state": self.state_dict()}
@@ -90,10 +98,14 @@ class IndexStream(_Stream):
         return {"seed": self.seed, "number": self._number, "cursor": self._cursor, "size": self._size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position."""
-        self.seed = state["seed"]
-        self._open_block(state["number"], state["size"])
-        self._cursor = state["cursor"]
+        """Continue at a position; an impossible one raises `CheckpointError`."""
+        seed, size, cursor = (whole_number(name, state[name], least=0) for name in ("seed", "size", "cursor"))
+        number = whole_number("number", state["number"], least=-1)
+        if not cursor <= size <= _MOST_NUMBERS or (size and number < 0):
+            raise CheckpointError(f"state: random indices: position {cursor} of {size} in block {number}")
+        self.seed = seed
+        self._open_block(number, size)
+        self._cursor = cursor
 
     def _open_block(self, number: int, size: int) -> None:
         numbers = np.random.default_rng([self.seed, number]).random(size) if size else np.empty(0)
@@ -175,14 +187,21 @@ class ShuffleStream(_Stream):
         return {"seed": self.seed, "number": self._number, "blocks": blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position."""
-        blocks = state.get("blocks", [state])  # 0.2.0 had one block
-        self.seed, self._number = state["seed"], state["number"]
-        self._blocks = {
-            (b["size"][0], b["size"][1]): _Shuffles(b["number"], b["shuffles"], b["left"])
-            for b in blocks
-            if b["shuffles"]
-        }
+        """Continue at a position; an impossible one raises `CheckpointError`."""
+        seed, last = whole_number("seed", state["seed"], least=0), whole_number("number", state["number"], least=-1)
+        blocks: dict[tuple[int, int], _Shuffles] = {}
+        for block in state.get("blocks", [state]):  # 0.2.0 had one block
+            n, count = (whole_number("size", size, least=0) for size in block["size"])
+            number = whole_number("number", block["number"], least=-1)
+            shuffles, left = (whole_number(name, block[name], least=0) for name in ("shuffles", "left"))
+            most = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // max(1, n)))
+            if not (count <= n and left <= shuffles <= most and (number >= 0 or not shuffles)):
+                raise CheckpointError(
+                    f"state: shuffles: {left} of {shuffles} left, of size {n}, {count} of them in use"
+                )
+            if shuffles:
+                blocks[n, count] = _Shuffles(number, shuffles, left)
+        self.seed, self._number, self._blocks = seed, last, blocks
 
     def _open_block(self, n: int, count: int) -> _Shuffles:
         """Open the next block, for a size whose permutations are used up or not at hand."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -111,6 +111,7 @@ class RingBuffer:
             "indices": self._indices.state_dict(),
         }
 
+    @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a different spec or capacity raises `CheckpointError` and changes nothing."""
         if state["spec"] != self.spec.to_json() or state["capacity"] != self.capacity:
@@ -125,17 +126,25 @@ class RingBuffer:
                 f"expected float32 of shape (at most {self.capacity}, {self.spec.dim})"
             )
         start = whole_number("next", state["next"], least=0)
-        self._indices.load_state_dict(state["indices"])
-        self._size, self._next = 0, 0
-        self._reserve(len(rows))
-        self._rows[: len(rows)] = rows
-        self._size, self._next = len(rows), start
+        if start >= self.capacity or (len(rows) < self.capacity and start != len(rows)):
+            raise CheckpointError(f"state: next: got {start} with {len(rows)} of {self.capacity} rows")
+        with self._lock:
+            held = self._allocate(len(rows)).copy_(rows)
+            indices = self._indices.restored(state["indices"])
+            # In one step: an interrupt leaves the old or the new contents.
+            vars(self).update(_rows=held, _size=len(rows), _next=start, _indices=indices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy; rows are on the CPU, so any machine can load them."""
+        with self._lock:
+            return {**vars(self), "_rows": self._rows[: self._size].cpu()}
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from pickle or deepcopy."""
-        vars(self).update({"_lock": Lock(), "_on_host": state["_rows"].device.type == "cpu", **state})
-        self._rows = self._rows.clone()
+        """Restore; on the CPU if the device does not exist here."""
+        vars(self).update({"_lock": Lock(), "_on_host": False, **state, "device": device_or_cpu(state["device"])})
+        self._on_host |= self.device.type == "cpu"
+        self._rows = self._allocate(len(state["_rows"])).copy_(state["_rows"])
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _reserve(self, rows: int) -> None:

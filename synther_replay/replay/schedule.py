@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
+from typing import Any, Self
 
 from synther_replay.common.checks import whole_number
+from synther_replay.errors import CheckpointError
 
 _LONGEST_GROWN = 10_000  # longest interval that `growth` produces; the paper's fixed interval
 
@@ -66,3 +69,24 @@ class RetrainSchedule:
         if last_refit is None:
             return steps >= self.start
         return steps - last_refit >= max(self.every, min(self.growth * last_refit, _LONGEST_GROWN))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values of the fields, also of those that a subclass adds."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def restored(self, state: dict[str, Any]) -> Self:
+        """Return a schedule of the class of this one with the values of a `state_dict`.
+
+        Raises:
+            CheckpointError: The state has other fields.
+        """
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise CheckpointError(
+                f"state: schedule: got the fields {sorted(state)}, expected {sorted(own)} of {type(self).__name__}"
+            )
+        schedule = copy.copy(self)
+        for name, value in state.items():  # a checkpoint has lists instead of tuples
+            object.__setattr__(schedule, name, tuple(value) if isinstance(own[name], tuple) else value)
+        schedule.__post_init__()
+        return schedule

@@ -279,9 +279,11 @@ class SyntheticSource:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint written by `save`, on any device; the run continues exactly.
 
+        See `load_state_dict` for what must agree.
+
         Raises:
-            CheckpointError: The file is damaged, not a checkpoint of this class, of a newer format version, or has a
-                different spec or size. Nothing is changed.
+            CheckpointError: The file is damaged, not a checkpoint of this class, of a newer format version, or does not
+                match this object. Nothing is changed.
         """
         self.load_state_dict(load_checkpoint(path, self.kind))
 
@@ -292,7 +294,7 @@ class SyntheticSource:
             "generator": _state_of(stateful(self.generator, "generator")),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
-            "schedule": dict(vars(self.schedule)),
+            "schedule": self.schedule.state_dict(),
             "steps": self.steps,
             "refits": self.refits,
             "last_attempt": self._last_attempt,
@@ -301,28 +303,34 @@ class SyntheticSource:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing."""
+        """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing.
+
+        The ratio and the values of the schedule are those of the state, the class of the schedule stays. The spec, the
+        fields of the schedule and the settings of the generator that give its weights their meaning must agree.
+        """
         parts = self._parts(state)
-        before = {name: _state_of(part) for name, part in parts.items()}
+        before, own = {name: _state_of(part) for name, part in parts.items()}, dict(vars(self))
         try:
             if state["spec"] != self.spec.to_json():
                 raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
-            schedule, real_ratio = RetrainSchedule(**state["schedule"]), check_real_ratio(state["real_ratio"])
+            schedule = self.schedule.restored(state["schedule"])
+            real_ratio = check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))
             last_attempt = _step_or_none("last_attempt", state["last_attempt"])
             # Files of 0.2.0 lack it; there the last attempt stands in for the last successful one.
             generated_at = _step_or_none("generated_at", state.get("generated_at", last_attempt))
             for name, part in parts.items():
                 part.load_state_dict(state[name])
+            self.schedule, self.real_ratio = schedule, real_ratio
+            self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
+            self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
         except BaseException as error:
+            vars(self).update(own)
             for name, part in parts.items():
                 part.load_state_dict(before[name])
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
-        self.schedule, self.real_ratio = schedule, real_ratio
-        self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
-        self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""

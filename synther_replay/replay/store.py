@@ -121,14 +121,17 @@ class SyntheticStore:
                 f"expected float32 of shape (at most {self.capacity}, {self.spec.dim})"
             )
         sizes = state["batch_sizes"] if "batch_sizes" in state else [state["batch_size"]]  # 0.2.0 had one
+        for batch in state["ahead"]:
+            if batch.ndim != 2 or batch.shape[1] != self.spec.dim or batch.dtype != torch.float32:
+                raise CheckpointError(f"state: got a batch of {batch.dtype} and shape {tuple(batch.shape)}")
         batches = [batch.to(self.device, copy=True) for batch in state["ahead"]]
         ahead = {
             n: [batch for batch in batches if len(batch) == n]
             for n in (whole_number("batch_sizes", size, least=0) for size in sizes)
             if n
         }
-        self._indices.load_state_dict(state["indices"])
-        self._held = _Held(rows.to(self.device, copy=True), ahead)
+        held, indices = _Held(rows.to(self.device, copy=True), ahead), self._indices.restored(state["indices"])
+        vars(self).update(_held=held, _indices=indices)  # in one step: an interrupt leaves the old or the new contents
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy; rows are on the CPU, so any machine can load them."""

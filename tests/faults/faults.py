@@ -394,6 +394,7 @@ def main() -> None:
     """Command line."""
     case, *faults = sys.argv[1:]
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores interrupts
     d4rl.BLOCK = 4_000  # several blocks
     for fault, trials in (text.split("=") for text in faults):
         outcomes: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -287,6 +287,61 @@ def test_6_file_of_another_generator_is_refused_and_changes_nothing(spec, fake, 
     other.save(path)
     with pytest.raises(CheckpointError):
         buffer.load(path)
+    check()
+
+
+class Pausing(RetrainSchedule):
+    """A schedule of a user: no refit at odd steps."""
+
+    def is_due(self, steps, last_refit):
+        return steps % 2 == 0 and super().is_due(steps, last_refit)
+
+
+@dataclass(frozen=True)
+class Counting(RetrainSchedule):
+    """A schedule of a user with a field of its own."""
+
+    most: int = 3
+
+
+def test_6_schedule_of_a_user_keeps_its_class_and_gets_the_values_of_the_file(make, run, same, path):
+    saved = Pausing(every=15, rows=64, start=41)
+    buffer, other = make(schedule=saved), make(seed=1, schedule=Pausing(every=5, rows=6, start=7))
+    run(buffer, 0, 30)
+    buffer.save(path)
+    other.load(path)
+    assert (type(other.schedule), other.schedule) == (Pausing, saved)
+    assert same(run(other, 30, 60), run(buffer, 30, 60))
+    assert other.refits == buffer.refits == 2
+
+
+def test_6_schedule_with_other_fields_is_refused_and_changes_nothing(make, run, path, target):
+    buffer, check = target
+    other = make(schedule=Counting(every=15, rows=64, start=40))
+    run(other, 0, 45)
+    other.save(path)
+    with pytest.raises(CheckpointError, match=r"schedule.*most"):
+        buffer.load(path)
+    check()
+
+
+def test_6_interrupt_in_a_load_changes_nothing(make, run, path, target, monkeypatch):
+    buffer, check = target
+    other = make()
+    run(other, 0, 60)
+    other.save(path)
+    for part in (buffer.generator, buffer.store, buffer._shuffles, buffer.real):
+        genuine, calls = part.load_state_dict, []
+
+        def interrupted(state, genuine=genuine, calls=calls):
+            genuine(state)
+            calls.append(state)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(part, "load_state_dict", interrupted)
+            buffer.load(path)
     check()
 
 

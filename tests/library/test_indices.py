@@ -262,3 +262,51 @@ def test_places_are_the_beginnings_of_permutations_and_uniform():
     counts = drawn.flatten().bincount(minlength=6)
     assert counts.min() > 1_850
     assert counts.max() < 2_150
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": -1},
+        {"size": 10**12, "cursor": 0},
+        {"cursor": 65_537},
+        {"cursor": -1},
+        {"number": -2},
+        {"number": -1},
+        {"size": 1.5},
+        {"seed": "0"},
+    ],
+    ids=str,
+)
+def test_impossible_position_of_indices_is_refused_and_changes_nothing(change):
+    stream = indices()
+    stream.draw(3, 10)
+    before = stream.state_dict()
+    with pytest.raises((TypeError, ValueError)):
+        stream.load_state_dict({**before, **change})
+    assert stream.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": [10**10, 2], "shuffles": 64},
+        {"size": [5, 6]},
+        {"shuffles": 10**10},
+        {"shuffles": 65},
+        {"left": 5},
+        {"left": -1},
+        {"number": -1},
+        {"size": [5]},
+        {"size": 5},
+    ],
+    ids=str,
+)
+def test_impossible_position_of_shuffles_is_refused_and_changes_nothing(change):
+    stream = shuffles()
+    stream.draw(5, 2)
+    before = stream.state_dict()
+    forged = {**before, "blocks": [{**before["blocks"][0], **change}]}
+    with pytest.raises((TypeError, ValueError)):
+        stream.load_state_dict(forged)
+    assert stream.state_dict() == before

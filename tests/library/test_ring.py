@@ -300,3 +300,33 @@ def test_copies_have_locks_of_their_own(filled):
     for ring in (copy.deepcopy(filled([4])), pickle.loads(pickle.dumps(filled([4])))):
         with filled([4])._lock:
             assert len(ring.sample(3)) == 3
+
+
+def test_pickle_made_on_a_gpu_is_read_without_one(filled, on_gpu, same):
+    ring = filled([7, 6])
+    expected = ring.state_dict()
+    ring._rows = on_gpu(ring._rows)
+    ring.device = torch.device("cuda", 99)
+    for pickled in (pickle.loads(pickle.dumps(ring)), copy.deepcopy(ring)):
+        assert pickled.device == torch.device("cpu")
+        assert same(pickled.state_dict(), expected)
+        pickled.add(pickled.sample(3))
+        assert len(pickled) == 10
+
+
+@pytest.mark.parametrize(("fill", "wrong"), [("part", 3), ("part", 5), ("empty", 1), ("full", 10), ("full", -1)])
+def test_state_with_an_impossible_position_is_refused_and_changes_nothing(filled, same, fill, wrong):
+    ring = filled([2])
+    before = ring.state_dict()
+    with pytest.raises(ValueError, match="next"):
+        ring.load_state_dict({**filled(FILLS[fill]).state_dict(), "next": wrong})
+    assert same(ring.state_dict(), before)
+
+
+def test_failure_in_a_load_changes_nothing(filled, same):
+    ring = filled([2])
+    before, other = ring.state_dict(), filled([7, 6]).state_dict()
+    for state in ({**other, "indices": {}}, {**other, "indices": {**other["indices"], "cursor": -1}}):
+        with pytest.raises((KeyError, ValueError)):
+            ring.load_state_dict(state)
+        assert same(ring.state_dict(), before)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import pytest
 
+from synther_replay.errors import CheckpointError
 from synther_replay.replay.schedule import RetrainSchedule
 
 SCHEDULE = RetrainSchedule(every=10, rows=5, start=20)
@@ -88,3 +90,53 @@ def test_presets():
     tiny, fast = RetrainSchedule.tiny(), RetrainSchedule.fast()
     assert tiny.every > fast.every
     assert tiny.rows < fast.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Pausing(RetrainSchedule):
+    """A schedule of a user."""
+
+    pauses: tuple[int, ...] = ()
+
+    def is_due(self, steps, last_refit):
+        return steps not in self.pauses and super().is_due(steps, last_refit)
+
+
+class Lazy(RetrainSchedule):
+    """Without fields of its own, and with another constructor."""
+
+    def __init__(self):
+        super().__init__(every=7, rows=8, start=9)
+
+    def is_due(self, steps, last_refit):
+        return False
+
+
+def test_state_restores_the_fields_and_keeps_the_class():
+    saved = json.loads(json.dumps(Pausing(every=3, rows=4, start=5, growth=0.5, pauses=(6, 7)).state_dict()))
+    restored = Pausing(pauses=(1,)).restored(saved)
+    assert restored == Pausing(every=3, rows=4, start=5, growth=0.5, pauses=(6, 7))
+    assert type(restored) is Pausing
+    lazy = Lazy().restored(SCHEDULE.state_dict())
+    assert (type(lazy), lazy.state_dict()) == (Lazy, SCHEDULE.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("into", "state"),
+    [
+        (Pausing(), RetrainSchedule().state_dict()),
+        (RetrainSchedule(), Pausing().state_dict()),
+        (RetrainSchedule(), {}),
+        (RetrainSchedule(), {"every": 1, "rows": 1, "start": 1}),
+    ],
+)
+def test_state_with_other_fields_is_refused_and_both_sides_are_named(into, state):
+    with pytest.raises(CheckpointError) as caught:
+        into.restored(state)
+    for name in {*state, *into.state_dict()}:
+        assert name in str(caught.value)
+
+
+def test_state_with_invalid_values_is_refused():
+    with pytest.raises(ValueError, match="every"):
+        RetrainSchedule().restored({**RetrainSchedule().state_dict(), "every": 0})

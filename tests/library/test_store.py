@@ -295,3 +295,13 @@ def test_look_ahead_is_bounded_in_bytes():
     for _ in range(3):
         store.sample(16)
     assert not any(store._held.ahead.values())
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(8, 3), torch.zeros(8), torch.zeros(8, 7, dtype=torch.float64)])
+def test_state_with_a_wrong_batch_is_refused_and_changes_nothing(holding, same, batch):
+    store = holding(50)
+    store.sample(8)
+    before = store.state_dict()
+    with pytest.raises(CheckpointError, match="batch"):
+        store.load_state_dict({**before, "ahead": [batch]})
+    assert same(store.state_dict(), before)
