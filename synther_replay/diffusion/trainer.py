@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from synther_replay.diffusion import edm
 from synther_replay.diffusion.batches import HeldOutBatches, draw_batches
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
 from synther_replay.diffusion.optimiser import StackAdam
+from synther_replay.diffusion.pace import Pace
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import DivergedError
 
@@ -106,6 +106,7 @@ class StackTrainer:
         self.data = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
         self._replay: Callable[[], None] | None = None  # CUDA graph of a block
         self._captured_for: tuple[int, int] | None = None
+        self._announced = False  # whether the duration of a fit has been logged
 
     def reset(self) -> None:
         """Draw new weights and frequencies and zero the moments of Adam."""
@@ -185,8 +186,8 @@ class StackTrainer:
         validation: HeldOutBatches | None,
         on_progress: Callable[[int, float, float | None], None] | None,
     ) -> TrainingResult:
-        begun = time.monotonic()
         blocks = math.ceil(plan.steps / self.average_every)
+        pace = Pace(blocks * self.average_every, self.average_every, plan.max_seconds, self.device)
         blocks_per_check = max(1, plan.evaluate_every // self.average_every)
         best = None
         if validation is not None:
@@ -194,15 +195,15 @@ class StackTrainer:
             if self.adam_steps:
                 best.begin_with(validation.loss(self.weights()))
         loss: Tensor = self.loss_sum
-        first_step, done, last_check, stopped = self.adam_steps, 0, 0, False
+        done, last_check, stopped = 0, 0, False
         self.loss_sum.zero_()
         while done < blocks and not stopped:
-            elapsed = self._share_of_time(begun, plan.max_seconds)
-            self._set_rates(plan.learning_rate, max(done / blocks, elapsed), self.adam_steps - first_step)
+            self._set_rates(plan.learning_rate, pace.share, pace.done)
             run_block()
             done += 1
             self.adam_steps += self.average_every
-            stopped = self._share_of_time(begun, plan.max_seconds) >= 1
+            stopped = pace.advance()
+            self._announced = self._announced or pace.announce(self.shape.dim)
             if done - last_check < blocks_per_check and done < blocks and not stopped:
                 continue
             loss = self.loss_sum / ((done - last_check) * self.average_every)
@@ -214,21 +215,15 @@ class StackTrainer:
                 held_out_loss = validation.loss(self.weights())
                 self._check_finite(held_out_loss)
                 stopped = best.measure(held_out_loss) or stopped
+            pace.report(loss)
             if on_progress is not None:
                 held = None if held_out_loss is None else held_out_loss.mean().item()
-                on_progress(done * self.average_every, loss.mean().item(), held)
+                on_progress(pace.done, loss.mean().item(), held)
         if best is not None:
             best.restore()
             self.optimiser.refresh_working()
         held_out_losses = None if best is None else tuple(best.loss.tolist())
-        return TrainingResult(tuple(loss.tolist()), held_out_losses, done * self.average_every, done < blocks)
-
-    def _share_of_time(self, begun: float, max_seconds: float | None) -> float:
-        if max_seconds is None:
-            return 0.0
-        if self.device.type == "cuda":  # CUDA kernels run asynchronously
-            torch.cuda.synchronize(self.device)
-        return (time.monotonic() - begun) / max_seconds
+        return TrainingResult(tuple(loss.tolist()), held_out_losses, pace.done, done < blocks)
 
     def _set_rates(self, learning_rate: float, progress: float, steps: int) -> None:
         """Set the cosine-annealed learning rate and the EMA weight, which is larger in the first updates."""

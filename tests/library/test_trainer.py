@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from synther_replay.diffusion import pace as pace_module
 from synther_replay.diffusion import trainer as trainer_module
 from synther_replay.diffusion.network import NetworkShape
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan
@@ -314,26 +316,65 @@ def test_stopping_early_at_the_very_end_is_not_early(monkeypatch: pytest.MonkeyP
     assert (result.steps, result.stopped_early) == (30, False)
 
 
+class Clock:
+    """A clock that advances by the same time in every call."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def monotonic(self) -> float:
+        self.now += self.step
+        return self.now
+
+
 def test_a_time_limit_stops_and_anneals_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        """A clock that advances one second per call."""
-
-        now = 0.0
-
-        def monotonic(self) -> float:
-            self.now += 1
-            return self.now
-
     trainer, rates = make(), []
-    monkeypatch.setattr(trainer_module, "time", Clock())
+    monkeypatch.setattr(pace_module, "time", Clock(1.0))
     set_rates = trainer._set_rates
     monkeypatch.setattr(trainer, "_set_rates", lambda *args: (rates.append(args[1]), set_rates(*args)))
     result = trainer.fit(rows(), rows(seed=1), replace(PLAN, steps=1_000_000, max_seconds=20.0))
     assert result.stopped_early
-    assert result.steps == 100
+    assert result.steps == 200
     assert result.held_out_loss is not None
     assert rates == sorted(rates)
     assert rates[-1] > 0.9
+
+
+def test_a_time_limit_that_does_not_bind_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the learning rate of the first block depended on the time it took."""
+    limited, free, rates = make(), make(), []
+    monkeypatch.setattr(pace_module, "time", Clock(0.1))
+    set_rates = limited._set_rates
+    monkeypatch.setattr(limited, "_set_rates", lambda *args: (rates.append(args[1]), set_rates(*args)))
+    plan = replace(PLAN, max_seconds=1.0)  # takes 0.4 s of this clock
+    assert limited.fit(rows(), rows(seed=1), plan) == free.fit(rows(), rows(seed=1), PLAN)
+    assert rates == [0.0, 0.25, 0.5, 0.75]
+    assert same(limited.state_dict(), free.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_block", "max_seconds", "expected"),
+    [(0.1, None, []), (2.0, None, ["INFO 20 s"]), (5.0, None, ["WARNING 50 s"]), (5.0, 40.0, ["WARNING 50 s 40 s"])],
+)
+def test_a_long_fit_says_once_how_long_it_will_take(
+    seconds_per_block: float,
+    max_seconds: float | None,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pace_module, "time", Clock(seconds_per_block))
+    trainer = make()
+    with caplog.at_level("INFO", logger=pace_module.logger.name):
+        for _ in range(2):
+            trainer.fit(rows(), None, replace(PLAN, steps=100, max_seconds=max_seconds))
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    announced = [(level, text) for level, text in said if "max_seconds" in text]
+    assert len(announced) == len(expected)
+    for (level, text), wanted in zip(announced, expected, strict=True):
+        assert " ".join((level, *re.findall(r"\d+ s\b", text))) == wanted
+    progress = [text for level, text in said if level == "INFO" and "step " in text]
+    assert bool(progress) == bool(expected)
 
 
 def test_a_real_time_limit_is_kept() -> None:
