@@ -18,7 +18,7 @@ _LARGE_BUDGET: dict[str, dict[str, Any]] = {"paper": {"width": 2048}, "offline":
 
 
 def build_generator_config(preset: str, changes: Mapping[str, Any], dataset: str = "") -> GeneratorConfig:
-    """Build the generator settings of a run.
+    """Build the generator settings of a run, without a time limit: results must not depend on the machine's speed.
 
     Args:
         preset: One of `GENERATOR_PRESETS`.
@@ -32,5 +32,5 @@ def build_generator_config(preset: str, changes: Mapping[str, Any], dataset: str
             hint = f"did you mean {', '.join(near)}?" if near else f"expected one of {', '.join(names)}"
             raise ValueError(f"--set: unknown generator option {name!r}; {hint}")
     extra = _LARGE_BUDGET.get(preset, {}) if dataset.rpartition("-")[0] in _LARGE_BUDGET_DATASETS else {}
-    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{**extra, **changes})
+    config: GeneratorConfig = getattr(GeneratorConfig, preset)(**{"max_seconds": None, **extra, **changes})
     return config

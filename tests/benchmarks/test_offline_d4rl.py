@@ -250,7 +250,7 @@ class TestRunning:
         contents = [json.loads(path.read_text()) for path in paths]
         assert [f"{content['algo']}-{content['data']}" for content in contents] == list(self.NAMES)
         assert contents[2]["command"].startswith("python offline_d4rl.py --folder ")
-        chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3)
+        chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3, max_seconds=None)
         assert GeneratorConfig.from_json(contents[3]["settings"]["generator"]) == chosen
         before = [path.read_bytes() for path in paths]
         monkeypatch.setattr(offline_d4rl, "run_to_file", lambda *_, **__: pytest.fail("it ran"))

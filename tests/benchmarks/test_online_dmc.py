@@ -181,7 +181,7 @@ class TestRunning:
         )
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
-        chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3)
+        chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3, max_seconds=None)
         assert GeneratorConfig.from_json(content["settings"]["generator"]) == chosen
         assert content["settings"]["schedule"]["start"] == 50
         assert online_results.read_run(path).returns.shape == (2, 1)
