@@ -1,7 +1,8 @@
-"""StackSampler: samples rows from a stack of denoisers in chunks; on CUDA a chunk is one CUDA graph."""
+"""StackSampler: samples rows from a stack of denoisers in chunks; on CUDA each chunk size is one CUDA graph."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +33,10 @@ class SamplerSettings:
 
 SOLVERS = ("heun", "dpm_solver_2m")
 
+# On CUDA a chunk has a fixed size: the full one, or a smaller one for what is left. Each that is used takes a capture
+# and memory, so there are few.
+_SMALLER = (1, 8, 64)
+
 
 def solve(denoise: samplers.Denoiser, noise: Tensor, settings: SamplerSettings, rng: torch.Generator) -> Tensor:
     """Solve the reverse process: standard normal noise to samples of the data distribution."""
@@ -51,6 +56,15 @@ def solve(denoise: samplers.Denoiser, noise: Tensor, settings: SamplerSettings, 
         S_tmax=settings.churn_max,
         S_noise=settings.churn_noise,
     )
+
+
+def fixed_size(count: int, largest: int) -> int:
+    """Return the smallest of the fixed chunk sizes that holds `count` rows.
+
+    >>> [fixed_size(count, 65_536) for count in (10, 1_025, 65_536)]
+    [1024, 8192, 65536]
+    """
+    return min(size for share in _SMALLER if (size := -(-largest // share)) >= count)
 
 
 class StackSampler:
@@ -80,8 +94,7 @@ class StackSampler:
         self.weights = torch.zeros(stack, shape.parameters, dtype=dtype, device=device)
         self.frequencies = torch.zeros(stack, 1, shape.fourier // 2, dtype=torch.float32, device=device)
         self.rng = torch.Generator(device)
-        self._chunk = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
-        self._replay: Callable[[], None] | None = None
+        self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}  # by chunk size: its rows and its replay
 
     def load(self, weights: Tensor, frequencies: Tensor) -> None:
         """Copy EMA weights ``(M, P)`` and frequencies in place; CUDA graphs stay valid."""
@@ -98,18 +111,27 @@ class StackSampler:
             write: Called with the index of the first row of a chunk and the chunk ``(M, k, dim)``, whose memory is
                 reused by the next chunk.
         """
-        if self.device.type == "cuda" and self._replay is None:
-            self._chunk = self._chunk.new_empty(len(self.weights), self.rows_per_chunk, self.shape.dim)
-            self._replay = capture(lambda: self._solve_into(self._chunk), self.rng)
+        chunks = [(start, min(self.rows_per_chunk, n - start)) for start in range(0, n, self.rows_per_chunk)]
+        solvers = {count: self._solver(count) for _, count in chunks}  # a capture draws random numbers
         self.rng.manual_seed(derive_seed(seed))
-        for start in range(0, n, self.rows_per_chunk):
-            count = min(self.rows_per_chunk, n - start)
-            if self._replay is None:
-                self._chunk = self._chunk.new_empty(len(self.weights), count, self.shape.dim)
-                self._solve_into(self._chunk)
-            else:
-                self._replay()
-            write(start, self._chunk[:, :count])
+        for start, count in chunks:
+            rows, solve_chunk = solvers[count]
+            solve_chunk()
+            write(start, rows[:, :count])
+
+    def _solver(self, count: int) -> tuple[Tensor, Callable[[], None]]:
+        """Return memory for at least `count` rows of each model and a function that fills it."""
+        if self.device.type != "cuda":
+            rows = self._empty(count)
+            return rows, functools.partial(self._solve_into, rows)
+        size = fixed_size(count, self.rows_per_chunk)
+        if size not in self._graphs:
+            rows = self._empty(size)
+            self._graphs[size] = rows, capture(functools.partial(self._solve_into, rows), self.rng)
+        return self._graphs[size]
+
+    def _empty(self, rows: int) -> Tensor:
+        return self.weights.new_empty(len(self.weights), rows, self.shape.dim, dtype=torch.float32)
 
     def _solve_into(self, out: Tensor) -> None:
         weights = Weights.of(self.weights, self.shape)
@@ -117,5 +139,5 @@ class StackSampler:
         def denoise(x: Tensor, sigma: float) -> Tensor:
             return edm.denoise(weights, self.shape, self.frequencies, x, sigma)
 
-        noise = torch.randn(out.shape, dtype=out.dtype, device=self.device, generator=self.rng)
+        noise = torch.randn(out.shape, dtype=out.dtype, device=out.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))

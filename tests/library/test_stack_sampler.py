@@ -86,6 +86,42 @@ def test_the_network_never_sees_more_rows_than_a_chunk(monkeypatch: pytest.Monke
     assert sum(seen) == 2 * 23 * SETTINGS.steps
 
 
+def test_captured_chunks_have_few_sizes_and_small_draws_compute_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: on CUDA every draw computed a full chunk. Here the CPU plays a GPU whose graphs are plain calls."""
+    computed: list[int] = []
+    denoise = edm.denoise
+
+    def spy(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float) -> Tensor:
+        computed.append(x.shape[1])
+        return denoise(w, shape, frequencies, x, sigma)
+
+    def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], None]:
+        function()  # draws random numbers, like a warm-up
+        captured.append(computed[-1])
+        return function
+
+    captured: list[int] = []
+    monkeypatch.setattr(stack_sampler.edm, "denoise", spy)
+    monkeypatch.setattr(stack_sampler, "capture", capture)
+
+    def fresh() -> StackSampler:
+        sampler = make(chunk=640)
+        sampler.device = torch.device("cuda")
+        return sampler
+
+    sampler = fresh()
+    first = draw(sampler, 7)[0]
+    assert (captured, set(computed)) == ([10], {10})
+    rows, chunks = draw(sampler, 1_300, seed=1)
+    assert chunks == [(0, 640), (640, 640), (1_280, 20)]
+    assert rows.isfinite().all()
+    for n in (1, 9, 30, 80, 81, 640):
+        draw(sampler, n)
+    assert captured == [10, 640, 80]
+    assert torch.equal(draw(sampler, 7)[0], first), "rows depend on earlier draws"
+    assert torch.equal(draw(fresh(), 1_300, seed=1)[0], rows)
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_same_seed_gives_the_same_rows_and_two_seeds_differ(solver: str) -> None:
     settings = replace(SETTINGS, solver=solver, churn=80.0, eta=1.0)
