@@ -79,7 +79,7 @@ class Buffer(Generator):
         generator = DiffusionGenerator(SPEC, TINY, device="cpu", seed=seed)
         schedule = RetrainSchedule(every=50, rows=200, start=40)
         buffer = SyntheticReplayBuffer(
-            RingBuffer(SPEC, 300, seed=seed), generator, capacity=200, schedule=schedule, seed=seed
+            RingBuffer(SPEC, 300, seed=seed, device="cpu"), generator, capacity=200, schedule=schedule, seed=seed
         )
         buffer.add(rows(seed))
         buffer.sample(16)

@@ -38,7 +38,7 @@ def make(spec, fake):
     """Makes a buffer around a ring of 100 and a fake generator, refitted at 10 steps and every 10 more."""
 
     def build(generator=fake, *, real=None, every=10, rows=40, start=10, seed=0, **options):
-        real = RingBuffer(spec, 100, seed=seed + 100) if real is None else real
+        real = RingBuffer(spec, 100, seed=seed + 100, device="cpu") if real is None else real
         schedule = RetrainSchedule(every=every, rows=rows, start=start)
         return SyntheticReplayBuffer(real, generator, schedule=schedule, seed=seed, **options)
 
@@ -107,7 +107,7 @@ def test_1_batch_holds_exactly_the_share_of_real_rows(spec, numbered, real_ratio
         def sample(self, n):
             return Transitions(spec, numbered(n, first=-n).rows)
 
-    real = RingBuffer(spec, 100)
+    real = RingBuffer(spec, 100, device="cpu")
     real.add(numbered(10))
     buffer = SyntheticReplayBuffer(
         real, Generator(), real_ratio=real_ratio, schedule=RetrainSchedule(every=10, rows=40, start=10)
@@ -225,7 +225,7 @@ def test_steps_are_counted_in_transitions(make, numbered, spec):
 
 
 def test_real_buffer_that_is_already_filled_counts(make, numbered, spec, fake):
-    real = RingBuffer(spec, 100)
+    real = RingBuffer(spec, 100, device="cpu")
     real.add(numbered(10))
     buffer = make(real=real)
     assert buffer.steps == 10
@@ -301,7 +301,10 @@ def pendulum_buffer(request):
     spec = pendulum_spec(request.param)
     generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=100, sampling_steps=8), device="cpu")
     buffer = SyntheticReplayBuffer(
-        RingBuffer(spec, 1_000), generator, real_ratio=0.0, schedule=RetrainSchedule(every=400, rows=3_000, start=400)
+        RingBuffer(spec, 1_000, device="cpu"),
+        generator,
+        real_ratio=0.0,
+        schedule=RetrainSchedule(every=400, rows=3_000, start=400),
     )
     buffer.add(pendulum_like(spec))
     leave = request.param is ACTION_SPACES[1]
@@ -325,7 +328,10 @@ def test_2_termination_that_never_varies_is_not_invented(flag):
     spec = pendulum_spec(spaces.Discrete(3))
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     buffer = SyntheticReplayBuffer(
-        RingBuffer(spec, 1_000), generator, real_ratio=0.0, schedule=RetrainSchedule(every=400, rows=500, start=400)
+        RingBuffer(spec, 1_000, device="cpu"),
+        generator,
+        real_ratio=0.0,
+        schedule=RetrainSchedule(every=400, rows=500, start=400),
     )
     data = pendulum_like(spec)
     data.rows[:, spec.terminated] = float(flag)
@@ -530,7 +536,7 @@ def test_4_signal_in_the_middle_of_a_fit_leaves_a_diffusion_model_as_it_was(make
     generator.fit = lambda transitions: fit(transitions, steps=10_000_000)
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 5.0)  # again if something swallows the first
         with pytest.raises(KeyboardInterrupt):
             buffer.refit_or_warn()
     finally:
@@ -603,7 +609,9 @@ def run(buffer, numbered, steps=60):
 def diffusion_run(spec, numbered, seed):
     generator = DiffusionGenerator(spec, TINY, device="cpu", seed=seed)
     schedule = RetrainSchedule(every=10, rows=40, start=35)
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 50, seed=seed), generator, schedule=schedule, seed=seed)
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 50, seed=seed, device="cpu"), generator, schedule=schedule, seed=seed
+    )
     batches = run(buffer, numbered)
     assert buffer.refits == 3
     return batches
@@ -621,7 +629,10 @@ def test_5_another_seed_gives_other_batches(spec, numbered):
 def test_5_seed_of_the_buffer_decides_places_and_synthetic_rows(spec, numbered, fake):
     def masks_and_rows(seed):
         buffer = SyntheticReplayBuffer(
-            RingBuffer(spec, 50), copy.deepcopy(fake), schedule=RetrainSchedule(every=10, rows=40, start=10), seed=seed
+            RingBuffer(spec, 50, device="cpu"),
+            copy.deepcopy(fake),
+            schedule=RetrainSchedule(every=10, rows=40, start=10),
+            seed=seed,
         )
         buffer.add(numbered(10))
         batches = [buffer.sample(16) for _ in range(5)]
@@ -633,7 +644,9 @@ def test_5_seed_of_the_buffer_decides_places_and_synthetic_rows(spec, numbered, 
 
 def test_5_real_and_synthetic_rows_are_drawn_independently(spec, fake, numbered):
     """All seeds are 0 by default: equal streams would pair each real row with one synthetic row."""
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 40), fake, schedule=RetrainSchedule(every=40, rows=40, start=40))
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(spec, 40, device="cpu"), fake, schedule=RetrainSchedule(every=40, rows=40, start=40)
+    )
     buffer.add(numbered(40))
     buffer.refit_or_warn()
     real = torch.cat([buffer.real.sample(500).rewards for _ in range(32)])
@@ -656,7 +669,7 @@ def test_5_global_random_states_and_settings_are_left_alone(spec, numbered, tmp_
     before = state()
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     buffer = SyntheticReplayBuffer(
-        RingBuffer(spec, 50), generator, schedule=RetrainSchedule(every=10, rows=40, start=35)
+        RingBuffer(spec, 50, device="cpu"), generator, schedule=RetrainSchedule(every=10, rows=40, start=35)
     )
     run(buffer, numbered, 40)
     buffer.save(tmp_path / "buffer")
@@ -842,7 +855,7 @@ def dirty(spec, fake, numbered):
     learnt = []
     fake.fit = lambda transitions: learnt.append(transitions.rows.clone())
     buffer = SyntheticReplayBuffer(
-        RingBuffer(spec, 1_000), fake, schedule=RetrainSchedule(every=60, rows=40, start=60), seed=0
+        RingBuffer(spec, 1_000, device="cpu"), fake, schedule=RetrainSchedule(every=60, rows=40, start=60), seed=0
     )
     buffer.learnt = learnt
 
@@ -923,7 +936,7 @@ def test_actions_outside_their_space_reach_the_generator_clipped(fake):
     generator = type(fake)(spec)
     generator.fit = learnt.append
     buffer = SyntheticReplayBuffer(
-        RingBuffer(spec, 400), generator, schedule=RetrainSchedule(every=400, rows=10, start=400)
+        RingBuffer(spec, 400, device="cpu"), generator, schedule=RetrainSchedule(every=400, rows=10, start=400)
     )
     buffer.add(pendulum_like(spec))
     with pytest.warns(RuntimeWarning, match=r"action\[0\]"):
@@ -982,7 +995,7 @@ def test_rows_are_never_of_negative_age(refitted, numbered, make):
 
 
 def test_8_ratio_of_one_is_the_real_buffer_alone(make, numbered, fake, spec):
-    buffer, plain = make(real_ratio=1.0), RingBuffer(spec, 100, seed=100)
+    buffer, plain = make(real_ratio=1.0), RingBuffer(spec, 100, seed=100, device="cpu")
     for k in range(50):
         for one in (buffer, plain):
             one.add(numbered(3, 3 * k))
@@ -1008,7 +1021,7 @@ def test_copies_and_pickles_go_on_alike_and_apart():
     spec = pendulum_spec(spaces.Discrete(3))
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     schedule = RetrainSchedule(every=50, rows=40, start=50)
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), generator, schedule=schedule)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400, device="cpu"), generator, schedule=schedule)
     buffer.add(pendulum_like(spec))
     buffer.sample(16)
     others = [copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))]
@@ -1027,7 +1040,9 @@ def test_an_actor_in_inference_mode_does_not_spoil_the_learner():
     spec = pendulum_spec(spaces.Discrete(3))
     with torch.inference_mode():
         generator = DiffusionGenerator(spec, TINY, device="cpu")
-        buffer = SyntheticReplayBuffer(RingBuffer(spec, 5_000), generator, schedule=RetrainSchedule(50, 40, 50))
+        buffer = SyntheticReplayBuffer(
+            RingBuffer(spec, 5_000, device="cpu"), generator, schedule=RetrainSchedule(50, 40, 50)
+        )
         buffer.add(pendulum_like(spec))
         buffer.sample(16)
     buffer.add(pendulum_like(spec))
@@ -1041,7 +1056,9 @@ def test_autocast_and_another_default_type_change_nothing():
 
     def batch():
         generator = DiffusionGenerator(spec, TINY, device="cpu")
-        buffer = SyntheticReplayBuffer(RingBuffer(spec, 5_000), generator, schedule=RetrainSchedule(50, 40, 50))
+        buffer = SyntheticReplayBuffer(
+            RingBuffer(spec, 5_000, device="cpu"), generator, schedule=RetrainSchedule(50, 40, 50)
+        )
         buffer.add(data)
         return buffer.sample(16).rows
 
@@ -1058,7 +1075,9 @@ def test_autocast_and_another_default_type_change_nothing():
 def test_a_stack_is_refused_before_training():
     spec = pendulum_spec(spaces.Discrete(3))
     with pytest.raises(ValueError, match=r"generator: .*stack.* 2"):
-        SyntheticReplayBuffer(RingBuffer(spec, 100), DiffusionGenerator(spec, TINY, device="cpu", stack=2))
+        SyntheticReplayBuffer(
+            RingBuffer(spec, 100, device="cpu"), DiffusionGenerator(spec, TINY, device="cpu", stack=2)
+        )
 
 
 def test_a_real_buffer_that_gives_too_few_rows_is_named(refitted, numbered, monkeypatch):
@@ -1166,7 +1185,7 @@ def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
 
     foreign = Foreign()
     schedule = RetrainSchedule(every=50, rows=40, start=50)
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), foreign, spec=spec, schedule=schedule)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400, device="cpu"), foreign, spec=spec, schedule=schedule)
     buffer.add(data)
     buffer.refit_or_warn()
     rows = buffer.store.rows.clone()
@@ -1183,7 +1202,7 @@ def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
 def test_rejected_rows_stay_counted_when_a_refit_fails(monkeypatch):
     spec = pendulum_spec(spaces.Discrete(3))
     generator = DiffusionGenerator(spec, TINY, device="cpu")
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400), generator, schedule=RetrainSchedule(50, 40, 50))
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 400, device="cpu"), generator, schedule=RetrainSchedule(50, 40, 50))
     buffer.add(pendulum_like(spec))
     buffer.refit_or_warn()
     monkeypatch.setattr(

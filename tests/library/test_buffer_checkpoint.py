@@ -37,7 +37,7 @@ def make(spec):
 
     def build(seed=0, *, config=TINY, ring=70, capacity=100, schedule=SCHEDULE, real_ratio=0.5, layout=spec):
         generator = DiffusionGenerator(layout, config, device="cpu", seed=seed)
-        real = RingBuffer(layout, ring, seed=seed + 10)
+        real = RingBuffer(layout, ring, seed=seed + 10, device="cpu")
         return SyntheticReplayBuffer(
             real, generator, real_ratio=real_ratio, capacity=capacity, schedule=schedule, seed=seed + 20
         )
@@ -115,7 +115,9 @@ def test_6_everything_that_counts_is_in_the_file(make, run, path):
 
 def test_6_time_of_a_failed_refit_is_kept(spec, fake, numbered, path):
     def build():
-        return SyntheticReplayBuffer(RingBuffer(spec, 50), fake, schedule=RetrainSchedule(every=10, rows=20, start=10))
+        return SyntheticReplayBuffer(
+            RingBuffer(spec, 50, device="cpu"), fake, schedule=RetrainSchedule(every=10, rows=20, start=10)
+        )
 
     def fail():
         raise DivergedError("nan")
@@ -282,7 +284,7 @@ def test_6_whole_file_with_unfit_contents_is_refused_and_changes_nothing(make, r
 
 def test_6_file_of_another_generator_is_refused_and_changes_nothing(spec, fake, numbered, path, target):
     buffer, check = target
-    other = SyntheticReplayBuffer(RingBuffer(spec, 70), fake)
+    other = SyntheticReplayBuffer(RingBuffer(spec, 70, device="cpu"), fake)
     other.add(numbered(30))
     other.save(path)
     with pytest.raises(CheckpointError):
@@ -418,7 +420,7 @@ def test_6_generator_that_cannot_be_saved_is_named(spec, numbered, path):
         def sample(self, n):
             return numbered(n)
 
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 50), Generator(), schedule=SCHEDULE)
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 50, device="cpu"), Generator(), schedule=SCHEDULE)
     buffer.add(numbered(45))
     buffer.sample(8)
     for include_real in (True, False):

@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
+from synther_replay.generator import DiffusionGenerator
 from synther_replay.replay.buffer import SyntheticReplayBuffer
 from synther_replay.replay.ring import RingBuffer
 
@@ -26,7 +27,7 @@ def filled(spec, numbered):
     """Makes a ring with batches of these sizes added, numbered through."""
 
     def make(sizes, capacity=10, seed=0):
-        ring = RingBuffer(spec, capacity, seed=seed)
+        ring = RingBuffer(spec, capacity, seed=seed, device="cpu")
         total = 0
         for n in sizes:
             ring.add(numbered(n, total))
@@ -50,7 +51,7 @@ def numbers(transitions):
 @example(5, [2, 13, 1])
 @example(1, [1, 1, 3])
 def test_ring_holds_the_last_transitions_oldest_first(numbered, spec, capacity, sizes):
-    ring, added = RingBuffer(spec, capacity), []
+    ring, added = RingBuffer(spec, capacity, device="cpu"), []
     for n in sizes:
         ring.add(numbered(n, len(added)))
         added += range(len(added), len(added) + n)
@@ -72,7 +73,7 @@ def test_memory_grows_with_the_number_of_rows(filled):
 
 
 def test_single_transition_batch_and_several_runs_can_be_added(spec, numbered):
-    ring = RingBuffer(spec, 20)
+    ring = RingBuffer(spec, 20, device="cpu")
     ring.add(numbered(1))
     ring.add(numbered(3, 1))
     ring.add(Transitions(spec, numbered(6, 4).rows.view(2, 3, -1)))
@@ -80,7 +81,7 @@ def test_single_transition_batch_and_several_runs_can_be_added(spec, numbered):
 
 
 def test_ring_keeps_copies(spec, numbered):
-    ring, some = RingBuffer(spec, 5), numbered(3)
+    ring, some = RingBuffer(spec, 5, device="cpu"), numbered(3)
     ring.add(some)
     some.rows.fill_(99)
     assert numbers(ring.transitions()) == [0, 1, 2]
@@ -120,7 +121,7 @@ def test_transitions_of_an_equal_spec_are_taken(filled, spec):
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_capacity_below_one_is_refused(spec, capacity):
     with pytest.raises(ValueError, match=f"capacity.*{capacity}"):
-        RingBuffer(spec, capacity)
+        RingBuffer(spec, capacity, device="cpu")
 
 
 def test_repr_shows_size_and_capacity(filled):
@@ -231,7 +232,7 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(filled, same):
     with pytest.raises(CheckpointError, match="capacity 11"):
         ring.load_state_dict(filled([7, 6], capacity=11).state_dict())
     with pytest.raises(CheckpointError, match="spec"):
-        ring.load_state_dict(RingBuffer(other, 10).state_dict())
+        ring.load_state_dict(RingBuffer(other, 10, device="cpu").state_dict())
     assert same(ring.state_dict(), before)
 
 
@@ -249,7 +250,7 @@ def eager_switches():
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_rows_that_several_threads_add_are_all_there(eager_switches, numbered, spec, fake, wrapped):
-    ring = RingBuffer(spec, 5_000)
+    ring = RingBuffer(spec, 5_000, device="cpu")
     buffer = SyntheticReplayBuffer(ring, fake, real_ratio=1.0) if wrapped else ring
     rows = [numbered(1, first) for first in range(1_000)]
     failed = []
@@ -273,7 +274,7 @@ def test_rows_that_several_threads_add_are_all_there(eager_switches, numbered, s
 
 
 def test_rows_that_do_not_fit_on_the_device_are_kept_on_the_host(monkeypatch, numbered, spec):
-    ring, twin = RingBuffer(spec, 5_000), RingBuffer(spec, 5_000)
+    ring, twin = RingBuffer(spec, 5_000, device="cpu"), RingBuffer(spec, 5_000, device="cpu")
     ring._on_host = False  # as on a GPU
     empty, asked = torch.empty, []
 
@@ -330,3 +331,7 @@ def test_failure_in_a_load_changes_nothing(filled, same):
         with pytest.raises((KeyError, ValueError)):
             ring.load_state_dict(state)
         assert same(ring.state_dict(), before)
+
+
+def test_rows_are_where_a_generator_is_by_default(spec):
+    assert RingBuffer(spec, 5).device == DiffusionGenerator(spec).device
