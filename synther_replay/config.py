@@ -12,7 +12,9 @@ from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings
 
 # `large_batch_size` applies from this number of rows on, as in the paper.
 _LARGE_DATA_ROWS = 800_000
-_MOST_CODES = 8_192  # row length limit: the model grows quadratically, to 250 million parameters at this length
+# Row length limit: observations of about 2,000 values. Longer ones are images, whose structure a network without
+# convolutions does not learn, and a replay buffer of 100,000 such rows would already take gigabytes.
+_MOST_CODES = 4_096
 _PRECISIONS = ("auto", "bf16", "fp32")
 # Accepted types per annotation. NumPy numbers are accepted, ints are accepted as floats, bools are not numbers.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -40,7 +42,8 @@ class GeneratorConfig:
     width: int = 512  # units per hidden layer, a multiple of 8
     depth: int = 6  # residual blocks
     embedding: int = 128  # units of the joint embedding of row and noise level, a multiple of 8
-    squeeze_rows: bool = False  # keep `embedding` for rows longer than it (lossy; as published)
+    squeeze_rows: bool = False  # embed rows longer than `embedding`, too (lossy; as published)
+    direct_rows: bool = True  # rows longer than `width` enter the trunk directly; False: embedded, as in version 0.2
     fourier: int = 16  # number of random Fourier features of the noise level, even
 
     # -- training
@@ -59,7 +62,7 @@ class GeneratorConfig:
     held_out: float = 0.05  # share of rows held out for validation; 0: none
     evaluate_every: int = 500  # steps between held-out evaluations, at most an eighth of the fit
     patience: int | None = 4  # evaluations without improvement before early stopping; None: never
-    max_seconds: float | None = None  # time limit of a fit; the annealing follows it. None: no limit
+    max_seconds: float | None = None  # time limit of a fit; the annealing follows it. None: no limit. `tiny`: 60
 
     # -- data
     normalise_rewards: bool = True  # standardise rewards; the paper does for Gym tasks, not for DMC
@@ -134,7 +137,7 @@ class GeneratorConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> GeneratorConfig:
-        """Default on a CPU: a small network, so that a refit takes seconds."""
+        """Default on a CPU: a small network, so that a refit takes seconds; at most a minute for long rows."""
         small = cls(
             width=128,
             depth=3,
@@ -144,6 +147,7 @@ class GeneratorConfig:
             batch_size=256,
             large_batch_size=256,
             evaluate_every=250,
+            max_seconds=60.0,
             sampling_steps=24,
             chunk=8_192,
         )
@@ -190,24 +194,27 @@ class GeneratorConfig:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
         """Inverse of `to_json`."""
-        return cls(**{**values, "betas": tuple(values["betas"])})
+        return cls(**{"direct_rows": False, **values, "betas": tuple(values["betas"])})
 
     def network(self, dim: int) -> NetworkShape:
         """Return the network sizes for rows of `dim` codes.
 
-        The row enters through one linear layer; information lost there cannot be denoised. For rows longer than
-        `embedding`, that layer therefore gets ``1.5 * dim`` units, unless `squeeze_rows` is set.
+        A row is embedded together with the noise level. Information lost there cannot be denoised: for rows longer than
+        `embedding`, it gets ``1.5 * dim`` units, unless `squeeze_rows` is set. Its cost grows with the square of its
+        units, so rows longer than `width` enter the trunk directly: the cost grows with codes times `width`.
 
         Raises:
             ValueError: The row is too long, for example an image.
         """
-        if dim > max(_MOST_CODES, self.embedding) and not self.squeeze_rows:
+        if dim > _MOST_CODES:
             raise ValueError(
-                f"generator: a transition has {dim:,} values, the limit is {_MOST_CODES:,}; use low-dimensional "
-                "observations such as states or image features, or GeneratorConfig(squeeze_rows=True), which is lossy"
+                f"generator: a transition has {dim:,} values, the limit is {_MOST_CODES:,}; encode long observations, "
+                "such as images, into features before they are stored, or set real_ratio=1 for plain replay"
             )
-        embedding = self.embedding if self.squeeze_rows or dim <= self.embedding else -(-3 * dim // 16) * 8
-        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier)
+        long = dim > self.embedding and not self.squeeze_rows
+        direct = long and dim > self.width and self.direct_rows
+        embedding = -(-3 * dim // 16) * 8 if long and not direct else self.embedding
+        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier, direct)
 
     def sampler(self) -> SamplerSettings:
         """Return the sampler settings."""

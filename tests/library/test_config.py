@@ -73,23 +73,47 @@ def test_tiny_is_small_and_otherwise_as_fast() -> None:
     assert (tiny.warm_start, tiny.held_out, tiny.patience) == (fast.warm_start, fast.held_out, fast.patience)
 
 
-@pytest.mark.parametrize(("dim", "embedding"), [(16, 128), (128, 128), (129, 200), (170, 256), (700, 1056)])
+@pytest.mark.parametrize(("dim", "embedding"), [(16, 128), (128, 128), (129, 200), (170, 256), (512, 768)])
 def test_a_row_longer_than_the_embedding_gets_a_larger_one_except_in_the_papers_network(
     dim: int, embedding: int
 ) -> None:
-    assert GeneratorConfig.fast().network(dim).embedding == embedding
+    assert GeneratorConfig.fast().network(dim) == NetworkShape(dim, 512, 6, embedding, 16)
     assert GeneratorConfig.fast(squeeze_rows=True).network(dim).embedding == 128
     assert GeneratorConfig.paper().network(dim).embedding == 128
-    assert GeneratorConfig.tiny().network(dim).embedding == (64 if dim <= 64 else -(-dim * 3 // 16) * 8)
 
 
-def test_rows_that_would_take_a_huge_network_are_refused():
-    config = GeneratorConfig.tiny()
-    assert config.network(8_192).parameters < 260e6
-    with pytest.raises(ValueError, match=r"generator: a transition has 56,451 values.*squeeze_rows=True"):
-        config.network(56_451)
-    assert GeneratorConfig.tiny(squeeze_rows=True).network(56_451).parameters < 20e6
-    assert GeneratorConfig.tiny(embedding=9_000).network(9_000).embedding == 9_000  # an explicit embedding is used
+@pytest.mark.parametrize("dim", [100, 129, 513, 1_025, 4_000])
+def test_a_row_longer_than_the_width_enters_directly_except_in_the_papers_network(dim: int) -> None:
+    for config in (preset() for preset in PRESETS):
+        shape = config.network(dim)
+        assert shape.direct == (dim > config.width and not config.squeeze_rows)
+        if shape.direct:
+            assert shape.embedding == config.embedding
+
+
+@pytest.mark.parametrize("preset", [GeneratorConfig.fast, GeneratorConfig.offline, GeneratorConfig.tiny])
+def test_parameters_grow_with_codes_times_width(preset: Any) -> None:
+    """Regression: `tiny` had 16 million parameters for 1,000 observations, and four times as many for 2,000."""
+    config = preset()
+    some, more, many = (config.network(dim).parameters for dim in (1_200, 2_400, 3_600))
+    assert many - more == more - some
+    assert some < config.network(16).parameters + 1_200 * (2 * config.width + 40)
+    assert GeneratorConfig.tiny().network(2_008).parameters < 0.7e6
+
+
+def test_settings_of_earlier_versions_have_their_network() -> None:
+    old = GeneratorConfig.tiny().to_json()
+    del old["direct_rows"]
+    shape = GeneratorConfig.from_json(old).network(700)
+    assert (shape.embedding, shape.direct) == (1056, False)
+    assert GeneratorConfig.from_json(old).network(60) == GeneratorConfig.tiny().network(60)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_rows_that_are_images_are_refused(preset: Any) -> None:
+    assert preset().network(4_096).parameters < 20e6
+    with pytest.raises(ValueError, match=r"generator: a transition has 4,097 values.*real_ratio=1"):
+        preset().network(4_097)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
