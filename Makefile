@@ -17,7 +17,7 @@ help:
 	@echo "make demo      run examples/sb3_pendulum.py: SAC with and without synthetic replay"
 	@echo "make test      lint, types and fast tests"
 	@echo "make test-slow the slow tests: killed runs, whole programs, training"
-	@echo "make soak      hundreds of interrupts, kills and damaged files in every save and load path"
+	@echo "make soak      hundreds of faults in every save and load path; the frameworks' own tests with our buffers"
 	@echo "make priorities build TorchRL's extension where the published one does not load (needs a C++ compiler)"
 	@echo "make kernels   tests of the GPU kernels without a GPU (Linux)"
 	@echo "make docs      build the documentation in site/"
@@ -28,6 +28,7 @@ help:
 	@echo "PYTHON=python3.12       the Python that makes $(VENV) (at least 3.11)"
 	@echo "EXTRAS=dev,fidelity     what to install (now: $(EXTRAS))"
 	@echo "PYTEST_ARGS='-k codec'  arguments for pytest (now: $(PYTEST_ARGS))"
+	@echo "SB3_DIR, TORCHRL_DIR, CORL_DIR   checkouts with the frameworks' tests, for make soak (SB3: else from PyPI)"
 
 demo: $(STAMP)
 	$(BIN)/python examples/sb3_pendulum.py

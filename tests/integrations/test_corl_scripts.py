@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 CORL = os.environ.get("CORL_DIR")
-pytestmark = pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL"),
+]
 
 SHIMS = {
     "gym": """

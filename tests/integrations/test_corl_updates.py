@@ -25,7 +25,10 @@ from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
 from synther_replay.benchmarks.peers.corl_scripts import FILES, import_script
 
 CORL = os.environ.get("CORL_DIR")
-pytestmark = pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(not CORL, reason="CORL_DIR does not name a checkout of CORL"),
+]
 STATES, ACTIONS, HIDDEN, BATCH, ROUNDS = 5, 2, 256, 64, 6  # CORL's TD3+BC has no other width
 SPEC = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (STATES,)), Box(-1, 1, (ACTIONS,)))
 

@@ -2,13 +2,10 @@
 
 import copy
 import csv
-import importlib
 import io
 import pickle
 import re
-import sys
 import warnings
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -1247,19 +1244,6 @@ def test_run_on_a_gpu_copies_only_new_rows_from_the_host(monkeypatch):
     for _ in range(40):  # the same rows wherever a run is continued
         for one, other in zip(flat(buffer.sample(16)).values(), flat(twin.sample(16)).values(), strict=True):
             assert torch.equal(one.cpu(), other)
-
-
-# --- the framework's own tests ----------------------------------------------------------------------------------------
-
-
-def test_runner_of_the_framework_tests_needs_no_framework(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)  # as if it was not installed
-    monkeypatch.delitem(sys.modules, "run_framework_tests", raising=False)
-    runner = importlib.import_module("run_framework_tests")
-    assert "sb3" in runner.FRAMEWORKS
-    with pytest.raises(ImportError):
-        runner.FRAMEWORKS["sb3"].substitute(runner.Record(1.0))
 
 
 # --- what a review found ----------------------------------------------------------------------------------------------

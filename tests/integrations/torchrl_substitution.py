@@ -1,17 +1,12 @@
-"""Runs TorchRL's replay buffer tests with its buffers wrapped in ours.
+"""TorchRL's own replay buffer tests with its buffers wrapped in ours; see run_framework_tests.py.
 
-    python tests/integrations/torchrl_substitution.py path/to/rl --real-ratio 1.0
-
-The tests come from a checkout; they run against the installed TorchRL. The four replay buffer classes are replaced by
-the original class inside a `SynthERReplayBuffer`. With synthetic rows, tests whose data are not transitions are skipped
-with a message. Otherwise as run_framework_tests.py in this folder.
+The four replay buffer classes are replaced by the original class inside a `SynthERReplayBuffer`. With synthetic rows,
+tests whose data are not transitions are skipped with a message.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torchrl.data
-from run_framework_tests import CannotApply, Framework, Plugin, Record
+from substitution import CannotApply, Framework, Record
 from tensordict import TensorDictBase
 from torchrl.data import Categorical, OneHot, Unbounded, replay_buffers
 
@@ -129,11 +124,19 @@ def substitute(record: Record) -> None:
             setattr(module, name, wrapper)
 
 
-TORCHRL = Framework(
+def leaves_out(item: pytest.Item, real_ratio: float) -> bool:
+    """Whether a test does not concern replay buffers, or would wait for ever."""
+    concerns = {Path(name).name: parts for name, parts in TESTS.items()}[item.path.name]
+    return not any(part in item.nodeid for part in concerns) or (WAITING in item.name and real_ratio < 1)
+
+
+FRAMEWORK = Framework(
     distribution="torchrl",
     folder="test",
-    files={Path(name).name: {} for name in TESTS},
+    files={name: {} for name in TESTS},
     substitute=substitute,
+    mixed=10,
+    leaves_out=leaves_out,
     cannot_apply=(
         CannotApply(
             "test_samplers.py::test_prioritized_parameter_scheduler",
@@ -154,37 +157,3 @@ TORCHRL = Framework(
         ),
     ),
 )
-
-
-class SelectedTests(Plugin):
-    """Deselects tests that do not concern replay buffers."""
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        wanted = {Path(name).name: parts for name, parts in TESTS.items()}
-        left_out = [
-            item
-            for item in items
-            if not any(part in item.nodeid for part in wanted[item.path.name])
-            or (WAITING in item.name and self.record.real_ratio < 1)
-        ]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-        super().pytest_collection_modifyitems(config, items)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the tests and return pytest's exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help="TorchRL's repository")
-    parser.add_argument("--real-ratio", type=float, default=1.0, help="real ratio of every buffer (default: 1.0)")
-    parser.add_argument("--files", nargs="+", metavar="FILE", choices=list(TESTS), default=list(TESTS))
-    options, for_pytest = parser.parse_known_args(arguments)
-    folder = options.checkout.resolve() / TORCHRL.folder
-    record = Record(options.real_ratio)
-    TORCHRL.substitute(record)
-    paths = [str(folder / name) for name in options.files]
-    return pytest.main([*paths, "-p", "no:cacheprovider", *for_pytest], plugins=[SelectedTests(TORCHRL, record)])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
