@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from synther_replay.benchmarks.common.command_line import exit_with_error
+from synther_replay.benchmarks.common.command_line import add_generator_options, exit_with_error
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
 from synther_replay.benchmarks.environments.simulators import SIMULATORS
@@ -30,14 +30,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="a data set name as in offline_d4rl.py, or an .npz file")
     parser.add_argument("--rows", type=int, default=100_000, help="rows to fit to, and rows to generate (100,000)")
-    parser.add_argument("--preset", choices=GENERATOR_PRESETS, help="generator preset (GPU: offline, CPU: tiny)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="override an option of the generator preset; can be repeated",
-    )
+    add_generator_options(parser, GENERATOR_PRESETS, "generator preset (GPU: offline, CPU: tiny)")
     parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=[*PEERS], help="models to compare with")
     parser.add_argument("--peer-epochs", type=int, help="training epochs of the peers (default: their package's)")
     parser.add_argument(

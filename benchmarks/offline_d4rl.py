@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.agents.augment import AUGMENTATIONS
-from synther_replay.benchmarks.common.command_line import add_run_options, exit_with_error, folder, setting
+from synther_replay.benchmarks.common.command_line import (
+    add_generator_options,
+    add_run_options,
+    exit_with_error,
+    folder,
+    setting,
+)
 from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.data.download import regenerated_folder
@@ -58,10 +64,10 @@ def parse() -> argparse.Namespace:
         choices=DATA,
         help="real rows, synthetic rows (synther), or batches of both (mixed)",
     )
-    parser.add_argument(
-        "--preset",
-        choices=GENERATOR_PRESETS,
-        help="generator preset (GPU: offline, CPU: tiny); some data sets get more training steps or a wider network",
+    add_generator_options(
+        parser,
+        GENERATOR_PRESETS,
+        "generator preset (GPU: offline, CPU: tiny); some data sets get more training steps or a wider network",
     )
     parser.add_argument(
         "--rows",
@@ -90,13 +96,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; maze2d: 100)")
     parser.add_argument("--evaluate-every", type=int, help="updates between evaluations (GPU: 50,000, CPU: 5,000)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="override an option of the generator preset; can be repeated",
-    )
     add_run_options(parser, time_limit_note="a running fit of the generator is finished first")
     parser.add_argument("--folder", type=folder, help="folder to search for data sets first")
     parser.add_argument(

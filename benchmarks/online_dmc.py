@@ -21,7 +21,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.command_line import REFIT_NOTE, add_run_options, exit_with_error, setting
+from synther_replay.benchmarks.common.command_line import (
+    REFIT_NOTE,
+    add_generator_options,
+    add_run_options,
+    exit_with_error,
+    setting,
+)
 from synther_replay.benchmarks.common.generator_settings import PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
@@ -44,7 +50,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", required=True, help="task, such as cheetah-run or HalfCheetah-v5")
     parser.add_argument("--algo", required=True, choices=ALGORITHMS)
-    parser.add_argument("--preset", choices=PRESETS, help="generator and refit preset (GPU: fast, CPU: tiny)")
+    add_generator_options(parser, PRESETS, "generator and refit preset (GPU: fast, CPU: tiny)")
     parser.add_argument("--seeds", type=int, help="number of agents (GPU: 8, CPU: 1)")
     parser.add_argument("--steps", type=int, help="environment steps per agent (GPU: 100,000, CPU: 6,000)")
     parser.add_argument("--utd", type=int, help="critic updates per environment step (default: set by --algo)")
@@ -61,13 +67,6 @@ def parse() -> argparse.Namespace:
         help="environment steps between refits of the generator (default: set by --preset)",
     )
     parser.add_argument("--rows", type=int, help="synthetic rows per refit (default: set by --preset)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="override an option of the generator preset; can be repeated",
-    )
     parser.add_argument("--tag", help="suffix of the file name, for runs that differ from the preset")
     add_run_options(parser, time_limit_note=REFIT_NOTE)
     parser.add_argument("--keep-policies", type=Path, help="folder to save the policies of each evaluation in")

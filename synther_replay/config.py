@@ -16,6 +16,12 @@ _LARGE_DATA_ROWS = 800_000
 # convolutions does not learn, and a replay buffer of 100,000 such rows would already take gigabytes.
 _MOST_CODES = 4_096
 _PRECISIONS = ("auto", "bf16", "fp32")
+# Settings by what they change, see `GeneratorConfig.differences`. All others change the meaning of weights or rows.
+_NETWORK = {"width", "depth", "embedding", "squeeze_rows", "direct_rows", "fourier"}
+_TRAINING = {"steps", "refit_steps", "warm_start", "batch_size", "large_batch_size", "learning_rate", "betas"}
+_TRAINING |= {"gradient_clip", "average_decay", "average_every", "noise_mean", "noise_std"}
+_TRAINING |= {"held_out", "evaluate_every", "patience", "max_seconds"}
+_MACHINE = {"precision", "chunk"}
 # Accepted types per annotation. NumPy numbers are accepted, ints are accepted as floats, bools are not numbers.
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (Integral,),
@@ -68,7 +74,7 @@ class GeneratorConfig:
     normalise_rewards: bool = True  # standardise rewards; the paper does for Gym tasks, not for DMC
     unsquash_actions: bool = False  # model bounded actions before the policy's tanh (atanh transform)
     find_limits: bool = False  # treat frequent extreme values of observations and rewards as clipping limits
-    predict_terminated: bool = False  # set `terminated` by a classifier; adds seconds to every fit
+    exact: bool = True  # keep discrete values, and how often outcomes (`terminated`, few rewards) occur; see `outcomes`
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -92,6 +98,7 @@ class GeneratorConfig:
         published = cls(
             width=1024,
             squeeze_rows=True,
+            exact=False,
             steps=100_000,
             warm_start=False,
             batch_size=256,
@@ -193,8 +200,15 @@ class GeneratorConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
-        """Inverse of `to_json`."""
-        return cls(**{"direct_rows": False, **values, "betas": tuple(values["betas"])})
+        """Inverse of `to_json`; also reads settings of versions that lacked `exact`.
+
+        Raises:
+            ValueError: The settings are of a version with `predict_terminated`, and it was used.
+        """
+        values = {"exact": False, "direct_rows": False, **values}
+        if values.pop("predict_terminated", False):
+            raise ValueError("predict_terminated: this version has `exact` instead; fit the generator again")
+        return cls(**{**values, "betas": tuple(values["betas"])})
 
     def network(self, dim: int) -> NetworkShape:
         """Return the network sizes for rows of `dim` codes.
@@ -215,6 +229,18 @@ class GeneratorConfig:
         direct = long and dim > self.width and self.direct_rows
         embedding = -(-3 * dim // 16) * 8 if long and not direct else self.embedding
         return NetworkShape(dim, self.width, self.depth, embedding, self.fourier, direct)
+
+    def differences(self, other: GeneratorConfig, dim: int) -> dict[str, tuple[Any, Any]]:
+        """Return what differs in `other` and changes the meaning of weights and rows, as pairs: other, own.
+
+        Args:
+            other: Other settings.
+            dim: Number of codes of a row. The network settings count as equal if they give the same network for it.
+        """
+        names = (field.name for field in fields(self) if field.name not in _NETWORK | _TRAINING | _MACHINE)
+        pairs = {name: (getattr(other, name), getattr(self, name)) for name in names}
+        pairs["network"] = vars(other.network(dim)), vars(self.network(dim))
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def sampler(self) -> SamplerSettings:
         """Return the sampler settings."""

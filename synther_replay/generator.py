@@ -1,4 +1,4 @@
-"""DiffusionGenerator: codec, diffusion model and termination classifier behind `fit` and `sample`."""
+"""DiffusionGenerator: codec, diffusion model and outcome model behind `fit` and `sample`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from tqdm import tqdm
 
 from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.codec import TransitionCodec
-from synther_replay.data.splitting import split_held_out
+from synther_replay.data.splitting import held_out_last
+from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
-from synther_replay.errors import CheckpointError, GenerationError, NotFittedError
+from synther_replay.errors import CheckpointError, GenerationError, NotFittedError, is_out_of_memory
+from synther_replay.outcomes import OutcomeModel, Outcomes
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.termination import TerminationClassifier
 
 KIND = "diffusion generator"
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
+_STEPS_PER_OUTCOME_STEP = 15  # gradient steps of the diffusion model for one of the outcome model
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class FitReport:
     Attributes:
         loss: Mean training loss since the last evaluation.
         held_out_loss: Held-out loss of the kept model; None if no rows are held out.
-        steps: Gradient steps taken.
+        steps: Gradient steps taken; 0 for rows without continuous columns, which are kept as a table.
         seconds: Total time of the fit.
         rows: Number of rows, training and held-out together.
         from_scratch: Whether training started from new weights.
@@ -106,7 +109,8 @@ class DiffusionGenerator:
         self._draws = 0
         self._fitted = False
         self._codec = self._new_codec()
-        self._termination: TerminationClassifier | None = None
+        self._outcomes: OutcomeModel | None = None
+        self._table: RowTable | None = None  # replaces the diffusion model if no column of the data is continuous
         self._build_models()
 
     @property
@@ -134,19 +138,20 @@ class DiffusionGenerator:
         Args:
             transitions: Real transitions, rows ``(n, dim)``; with a stack, ``(stack, n, dim)``.
             steps: Gradient steps, rounded up to a multiple of `average_every`. None: as configured.
-            max_seconds: Time limit of the training steps, without the termination classifier. None: as configured.
+            max_seconds: Time limit of the training steps, without the outcome model. None: as configured.
             from_scratch: Whether to start from new weights. None: as configured. The first fit always does.
             progress: Whether to show a progress bar. None: only in a terminal.
 
         Raises:
             TypeError: `transitions` is not a `Transitions`.
             ValueError: Wrong spec or stack size, too few rows, or non-finite values.
-            DivergedError: The loss or a weight of the termination classifier became non-finite.
+            DivergedError: The loss or a weight of the outcome model became non-finite.
         """
         begun = time.monotonic()
         rows = self._checked(transitions)
-        if not self._fitted or from_scratch is None:
-            from_scratch = not (self._fitted and self.config.warm_start)
+        trained = self._fitted and self._table is None
+        if not trained or from_scratch is None:
+            from_scratch = not (trained and self.config.warm_start)
         if steps is None:
             steps = self.config.steps if from_scratch else self.config.refit_steps
         steps = whole_number("steps", steps)
@@ -161,15 +166,23 @@ class DiffusionGenerator:
         )
         codec = self._new_codec()
         codec.fit(rows)
-        train, held_out = split_held_out(rows, codec.encode(rows), self.config.held_out)
-        before = self._codec, self._termination, self._fitted
+        before = self._codec, self._outcomes, self._table, self._fitted
         try:
             with self._trainer.rollback_on_error():
-                result = self._train(train, held_out, plan, progress)
-                self._codec, self._termination, self._fitted = codec, self._fit_termination(codec, rows), True
+                if codec.is_discrete:
+                    result = TrainingResult((0.0,) * self.stack, None, 0, stopped_early=False)
+                    outcomes, table = None, RowTable.of(rows)
+                else:
+                    order, count = held_out_last(rows, self.config.held_out, self.seed)
+                    codes = codec.encode(rows, order)
+                    train, held_out = (codes, None) if order is None else codes.tensor_split([-count], dim=1)
+                    result = self._train(train, held_out, plan, progress)
+                    previous = None if from_scratch else self._outcomes
+                    outcomes, table = self._fit_outcomes(codec, codes, rows, order, previous), None
+                self._codec, self._outcomes, self._table, self._fitted = codec, outcomes, table, True
                 self._load_sampler()
         except BaseException:
-            self._codec, self._termination, self._fitted = before
+            self._codec, self._outcomes, self._table, self._fitted = before
             self._load_sampler()
             raise
         held = result.held_out_loss
@@ -198,28 +211,25 @@ class DiffusionGenerator:
         n = whole_number("n", n)
         if not self._fitted:
             raise NotFittedError("generator: call fit or load before sample")
-        rows = torch.empty(self.stack, n, self.spec.dim, dtype=torch.float32, device=self.device)
-        invalid = self._generate_into(rows)
-        for _ in range(_MAX_REDRAWS):
-            missing = int(invalid.sum(1).max())
-            if missing == 0:
-                break
-            self._redraw(rows, invalid, missing)
-        if bool(invalid.any()):
-            raise GenerationError(
-                f"generator: {int(invalid.sum())} of {n * self.stack} rows are still non-finite after {_MAX_REDRAWS} "
-                "redraws; train for more steps or check the data"
-            )
+        if self._table is not None:
+            self._draws += 1
+            rows = self._table.draw(n, generator_for(self.device, self.seed, 4, self._draws))
+        else:
+            rows = self._generate(n)
         return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
 
     def to(self, device: torch.device | str) -> DiffusionGenerator:
         """Move to another device in place and return self."""
         device = resolve_device(device)
         if device != self.device:
-            state = self.state_dict()
-            self.device = device
-            self._build_models()
-            self.load_state_dict(state)
+            state, own = self.state_dict(), dict(vars(self))
+            try:
+                self.device = device
+                self._build_models()
+                self.load_state_dict(state)
+            except BaseException:  # the old models are still there
+                vars(self).update(own)
+                raise
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -237,9 +247,14 @@ class DiffusionGenerator:
         try:
             spec = TransitionSpec.from_json(state["spec"])
             config = GeneratorConfig.from_json(state["config"])
+            held = max(weights.numel() for weights in state["trainer"].values() if isinstance(weights, Tensor))
+            if config.network(1).parameters * state["stack"] > held:  # before memory for the network is allocated
+                raise CheckpointError(f"state: {held} weights are too few for the network of {state['config']}")
             generator = cls(spec, config, device=device, seed=state["seed"], stack=state["stack"])
             generator.load_state_dict(state)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a forged state makes the constructor raise nearly anything
+            if is_out_of_memory(error):
+                raise
             raise CheckpointError(f"path: {path} is not a valid {KIND} of this version ({error!r})") from error
         return generator
 
@@ -254,56 +269,64 @@ class DiffusionGenerator:
             "rejected": self.rejected,
             "fitted": self._fitted,
             "codec": self._codec.state_dict(),
-            "ends": None if self._termination is None else self._termination.state_dict(),
+            "outcomes": None if self._outcomes is None else self._outcomes.state_dict(),
+            "table": None if self._table is None else self._table.state_dict(),
             "trainer": self._trainer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`.
+        """Restore a `state_dict`; on a mismatch raise `CheckpointError` with both sides and change nothing.
 
-        A state with another spec, network, stack or `predict_terminated` raises `CheckpointError` and changes nothing.
+        Spec, stack, the sizes of the network and the settings of data and sampling must agree, because they give
+        weights and rows their meaning. Settings of training and machine may differ; those of this object are used.
         """
-        expected = {
-            "spec": self.spec.to_json(),
-            "network": vars(self._trainer.shape),
-            "predict_terminated": self.config.predict_terminated,
-            "stack": self.stack,
-        }
+        own = dict(vars(self))
         try:
             config = GeneratorConfig.from_json(state["config"])
-            got = {
-                "spec": state["spec"],
-                "network": vars(config.network(self._codec.code_dim)),
-                "predict_terminated": config.predict_terminated,
-                "stack": state["stack"],
-            }
+            differences = self.config.differences(config, self._codec.code_dim)
+            for name, mine in (("spec", self.spec.to_json()), ("stack", self.stack)):
+                if state[name] != mine:
+                    differences[name] = state[name], mine
+            if differences:
+                listed = "; ".join(f"{name}: got {got}, expected {mine}" for name, (got, mine) in differences.items())
+                raise CheckpointError(f"state: {listed}")
             seed, draws, rejected = (whole_number(k, state[k], least=0) for k in ("seed", "draws", "rejected"))
             fitted = bool(state["fitted"])
+            if any(len(statistic) != self.stack for statistic in state["codec"].values()):
+                raise CheckpointError(f"state: codec: expected statistics of {self.stack} models")
             codec = self._new_codec()
             codec.load_state_dict(state["codec"], self.device)
-            for name, value in expected.items():
-                if got[name] != value:
-                    raise CheckpointError(f"state: {name}: got {got[name]}, expected {value}")
             if fitted and not codec.statistics:
                 raise CheckpointError("state: a fitted generator must have codec statistics, got none")
-            termination = None
-            if fitted and config.predict_terminated:
-                termination = TerminationClassifier.from_state(
-                    state["ends"], self.stack, codec.code_dim - 2, self.device
-                )
-            self._trainer.load_state_dict(state["trainer"])
-        except CheckpointError:
+            outcomes, table = state.get("outcomes"), state.get("table")  # files before version 3 have neither
+            if outcomes is not None:
+                outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.code_dim - 2, self.device)
+            if table is not None:
+                table = RowTable.from_state(table, self.stack, self.spec.dim, self.device)
+            trained = self._trainer.state_dict()
+        except (CheckpointError, MemoryError):
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
-        self._codec, self._termination, self._fitted = codec, termination, fitted
-        self.seed = self._trainer.seed = seed
-        self._draws, self.rejected = draws, rejected
-        self._load_sampler()
+        try:
+            self._trainer.load_state_dict(state["trainer"])
+            self._codec, self._outcomes, self._table, self._fitted = codec, outcomes, table, fitted
+            self.seed = self._trainer.seed = seed
+            self._draws, self.rejected = draws, rejected
+            self._load_sampler()
+        except BaseException as error:  # also an interrupt
+            vars(self).update(own)
+            self._trainer.load_state_dict(trained)
+            self._trainer.seed = self.seed
+            self._load_sampler()
+            if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+                raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without CUDA graphs."""
-        return {"device": str(self.device), "spec": self.spec, "config": self.config, "state": self.state_dict()}
+        """State for pickle and deepcopy, without CUDA graphs; tensors are on the CPU, so any machine can load them."""
+        state = on_cpu(self.state_dict())
+        return {"device": str(self.device), "spec": self.spec, "config": self.config, "state": state}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Restore; on the CPU if the device does not exist here."""
@@ -325,15 +348,28 @@ class DiffusionGenerator:
 
             return self._trainer.fit(train, held_out, plan, show)
 
-    def _fit_termination(self, codec: TransitionCodec, rows: Tensor) -> TerminationClassifier | None:
-        """Fit the termination classifier, always from scratch: a warm start may have memorised old terminations."""
-        if not self.config.predict_terminated:
+    def _fit_outcomes(
+        self,
+        codec: TransitionCodec,
+        codes: Tensor,
+        rows: Tensor,
+        order: Tensor | None,
+        previous: OutcomeModel | None,
+    ) -> OutcomeModel | None:
+        """Fit the outcome model to codes in the given order of the rows; None if there is only one outcome."""
+        if not self.config.exact:
             return None
-        return TerminationClassifier.fit(
-            codec.features(codec.encode(rows)),
-            rows[..., self.spec.terminated.start],
-            batch_size=self.config.batch_size,
+        rewards, terminated = rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start]
+        outcomes, number = Outcomes.of(rewards, terminated, codec.reward_levels)
+        if outcomes.shares.shape[1] == 1:
+            return None
+        return OutcomeModel.fit(
+            codec.features(codes),
+            outcomes,
+            number if order is None else number.gather(1, order),
             seed=derive_seed(self.seed, 5, self._trainer.fits),
+            steps=self.config.steps // _STEPS_PER_OUTCOME_STEP,
+            previous=previous,
         )
 
     def _load_sampler(self) -> None:
@@ -356,6 +392,32 @@ class DiffusionGenerator:
         transitions.check()
         return rows
 
+    def _generate(self, n: int) -> Tensor:
+        """Generate rows ``(stack, n, dim)`` with the diffusion model."""
+        rows = torch.empty(self.stack, n, self.spec.dim, dtype=torch.float32, device=self.device)
+        invalid = self._generate_into(rows)
+        for _ in range(_MAX_REDRAWS):
+            missing = int(invalid.sum(1).max())
+            if missing == 0:
+                break
+            self._redraw(rows, invalid, missing)
+        if bool(invalid.any()):
+            raise GenerationError(
+                f"generator: {int(invalid.sum())} of {n * self.stack} rows are still non-finite after {_MAX_REDRAWS} "
+                "redraws; train for more steps or check the data"
+            )
+        codec = self._codec
+        if self._outcomes is not None:  # given the decoded rows, which were clipped and rounded
+            with torch.autocast(self.device.type, enabled=False):
+                self._outcomes.assign(
+                    rows,
+                    lambda block: codec.features(codec.encode(block)),
+                    (self.spec.rewards.start, self.spec.terminated.start),
+                    derive_seed(self.seed, 6, self._draws),
+                )
+        codec.restore_terminal_rewards(rows)
+        return rows
+
     def _generate_into(self, rows: Tensor) -> Tensor:
         """Fill rows ``(stack, n, dim)``; return which of them are non-finite, bool ``(stack, n)``."""
         invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=self.device)
@@ -364,12 +426,8 @@ class DiffusionGenerator:
             here = slice(start, start + codes.shape[1])
             rows[:, here], valid = self._codec.decode(codes)
             invalid[:, here] = ~valid
-            if self._termination is not None:  # classify the decoded rows, which were clipped and rounded
-                features = self._codec.features(self._codec.encode(rows[:, here]))
-                rows[:, here, self.spec.terminated] = self._termination.draw(features, rng)[..., None]
 
         self._draws += 1
-        rng = generator_for(self.device, self.seed, 6, self._draws)
         with torch.autocast(self.device.type, enabled=False):
             self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
         self.rejected += int(invalid.sum())
@@ -392,6 +450,7 @@ class DiffusionGenerator:
             normalise_rewards=config.normalise_rewards,
             unsquash_actions=config.unsquash_actions,
             find_limits=config.find_limits,
+            exact=config.exact,
         )
 
     @torch.inference_mode(mode=False)

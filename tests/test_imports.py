@@ -14,7 +14,7 @@ LIBRARY = [
     ("errors",),
     ("common",),
     ("persistence", "data", "diffusion"),
-    ("config", "metrics", "protocols", "termination"),
+    ("config", "metrics", "outcomes", "protocols"),
     ("replay", "generator"),
     ("options",),
     ("adapters",),

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from synther_replay.adapters.corl import d4rl, files
 from synther_replay.common.checks import whole_number
+from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
@@ -292,6 +293,17 @@ class ReplayBuffer:
         source = self._source_for(transitions) if self._source is None else self._source
         source.store.replace(Transitions(source.spec, transitions.rows))
         self._source, self._endless = source, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy; tensors are on the CPU, so any machine can load them."""
+        return {**vars(self), "_state_scale": on_cpu(self._state_scale)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore; on the CPU if the device does not exist here."""
+        vars(self).update(state)
+        if self._state_scale is not None:
+            mean, std = self._state_scale
+            self._state_scale = mean.to(self._ring.device), std.to(self._ring.device)
 
     def _draw(self, batch_size: int) -> Tensor:
         """Draw the rows of a batch, ``(batch_size, dim)``; the caller owns them."""

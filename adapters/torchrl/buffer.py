@@ -30,6 +30,7 @@ from synther_replay.adapters.torchrl.rows import (
     stored,
     written,
 )
+from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.options import SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
@@ -176,8 +177,8 @@ class SynthERReplayBuffer:
             object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without the iterator of `next`."""
-        return {**vars(self), "_iterator": None}
+        """State for pickle and deepcopy, without the iterator of `next`; own tensors are on the CPU."""
+        return {**vars(self), "_iterator": None, "_empty_info": None, "_awaited": on_cpu(self._awaited)}
 
     def __getitem__(self, index: Any) -> Any:
         """Return real transitions by index."""

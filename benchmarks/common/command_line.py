@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ def add_run_options(parser: argparse.ArgumentParser, *, time_limit_note: str = "
     parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between checkpoints (120)")
     parser.add_argument("--workers", type=int, help="CPU cores for environments and evaluation (default: all)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto: a GPU if there is one)")
+
+
+def add_generator_options(parser: argparse.ArgumentParser, presets: Sequence[str], preset_help: str) -> None:
+    """Add the preset of the generator and overrides of its options; see `setting`."""
+    parser.add_argument("--preset", choices=presets, help=preset_help)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override an option of the generator preset; can be repeated",
+    )
 
 
 def exit_with_error(status: int, message: object) -> int:

@@ -56,7 +56,7 @@ def draw(
     """Sample from the weights of `trained` with other sampler options, and measure fidelity and time."""
     config = replace(trained.config, precision=precision, **changes)
     generator = DiffusionGenerator(real.spec, config, device=trained.device)
-    generator.load_state_dict(trained.state_dict())
+    generator.load_state_dict({**trained.state_dict(), "config": config.to_json()})  # loads no other sampler by itself
     generator.sample(min(len(real), config.chunk))
     synchronise(trained.device)
     started = time.perf_counter()

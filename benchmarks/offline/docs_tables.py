@@ -40,10 +40,7 @@ def tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     folder = results / "offline"
-    main, second, paper, predicted, limits = (
-        read_results(folder / name)
-        for name in ("main", "second-draw", "paper-preset", "predict-terminated", "find-limits")
-    )
+    main, second, paper = (read_results(folder / name) for name in ("main", "second-draw", "paper-preset"))
     whole = [result for result in main if result.share is None]
     return {
         "readme-offline-15pct": _fifteen_percent_sentence(main, second),
@@ -56,9 +53,7 @@ def tables(results: Path) -> dict[str, str]:
         "offline-networks": _networks(whole),
         "offline-15pct": _fifteen_percent(main, second),
         "offline-paper-preset": _with_and_without(main, paper, "`offline()`", "`paper()`"),
-        "offline-predict-terminated": _with_and_without(main, predicted, "without", "with"),
         "offline-terminations": _terminations(folder),
-        "offline-find-limits": _with_and_without(main, limits, "without", "with"),
         "offline-corl-check": _corl_check(folder),
     }
 
@@ -182,29 +177,25 @@ def _with_and_without(main: Sequence[Result], others: Sequence[Result], without:
 
 
 def _terminations(folder: Path) -> str:
-    """Precision and recall of generated `terminated` flags, a row per data set and generator."""
-    rows = []
-    for title, part in (("without", "main"), ("with", "predict-terminated")):
-        seen = set()
-        for path in sorted((folder / part).glob("*/*-synther*.json")):
-            content = json.loads(path.read_text())
-            key = content["dataset"], content["subsample"]
-            counted = content.get("terminals")
-            if counted and counted.get("synthetic") and content["preset"] == "offline" and key not in seen:
-                seen.add(key)
-                real, ours = counted["real"], counted["synthetic"]
-                if not real["terminated"]:
-                    continue
-                share = "" if key[1] is None else f"{100 * key[1]:g} % of "
-                expected = real["terminated"] / real["rows"] * ours["rows"]
-                counts = f"{expected:,.0f}", f"{ours['terminated']:,}"
-                precision, recall = (
-                    f"{ours['both'] / ours[total]:.0%}" if ours[total] else None for total in ("terminated", "by_rule")
-                )
-                rows.append([f"{share}{_short(key[0])}", title, *counts, precision, recall])
+    """Precision and recall of generated `terminated` flags, a row per data set."""
+    rows, seen = [], set()
+    for path in sorted((folder / "main").glob("*/*-synther*.json")):
+        content = json.loads(path.read_text())
+        key = content["dataset"], content["subsample"]
+        counted = content.get("terminals")
+        if counted and counted.get("synthetic") and content["preset"] == "offline" and key not in seen:
+            seen.add(key)
+            real, ours = counted["real"], counted["synthetic"]
+            if not real["terminated"]:
+                continue
+            share = "" if key[1] is None else f"{100 * key[1]:g} % of "
+            expected = real["terminated"] / real["rows"] * ours["rows"]
+            precision, recall = (
+                f"{ours['both'] / ours[total]:.0%}" if ours[total] else None for total in ("terminated", "by_rule")
+            )
+            rows.append([share + _short(key[0]), f"{expected:,.0f}", f"{ours['terminated']:,}", precision, recall])
     title = "generated `terminated` flags against the task's termination rule"
-    head = (title, "`predict_terminated`", "expected count", "generated count", "precision", "recall")
-    return markdown_table(head, rows)
+    return markdown_table((title, "expected count", "generated count", "precision", "recall"), rows)
 
 
 def _corl_check(folder: Path) -> str:

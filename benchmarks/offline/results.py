@@ -27,7 +27,8 @@ DEFAULTS_OF_OLD_FILES = {
     "noise_mean": -1.2,
     "noise_std": 1.2,
     "unsquash_actions": False,
-    "predict_terminated": False,
+    "exact": False,
+    "direct_rows": True,
     "find_limits": False,
 }
 MIXED = "mixed"  # half real, half synthetic rows; run on few data sets and compared on those only

@@ -204,10 +204,11 @@ class OfflineConfig:
         values = asdict(self)
         if self.synthetic:
             values["generator"] = self.generator_config().to_json()
-        # Omitted when off: older results, which are compared with these settings, do not have them.
-        generator = values["generator"]
-        for settings, name in ((values, "precise"), (generator, "predict_terminated"), (generator, "find_limits")):
-            if not settings.get(name):
+        # Omitted at the value of older results, which are compared with these settings and do not have them. Rows of
+        # all data sets are too short for `direct_rows`.
+        generator, omitted = values["generator"], {"exact": False, "find_limits": False, "direct_rows": True}
+        for settings, name, old in ((values, "precise", False), *((generator, *item) for item in omitted.items())):
+            if settings.get(name, old) == old:
                 settings.pop(name, None)
         scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
         values["algorithm"] = {**asdict(self._settings()), **scaling}

@@ -158,7 +158,7 @@ def sentences(gpu: Measured, online: dict[str, Any]) -> str:
     if not parts:
         return f"{text}."
     hours = sum(hours for _, hours, _ in parts)
-    return f"{text}; one seed of the published agent takes about {hours:.1f} hours, the sum of its parts as timed on that GPU."
+    return f"{text}; one seed of the published agent takes about {hours:.1f} hours, the sum of its parts timed there."
 
 
 def _online(content: dict[str, Any]) -> str:

@@ -12,21 +12,28 @@ Per column of a row:
 * A discrete value among n is encoded by its ceil(log2 n) binary digits as -1 and +1 ("analog bits", Chen et al. 2022).
   If n is not a power of two, digit patterns beyond the highest value decode to the highest value.
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 when decoding.
+* With `exact`, a column with few distinct values decodes to the nearest of them, see `levels`; and rewards of
+  terminated rows are shifted and scaled to the distribution of the others. `restore_terminal_rewards` undoes that once
+  `terminated` is known, so a bonus at the end of an episode always goes with the end.
 
-Columns that are constant in the data decode to exactly that constant. Statistics are per model of a stack.
+Columns that are constant in the data decode to exactly that constant. Statistics are per model of a stack. Rows are
+processed in blocks, so that memory stays bounded by rows and codes.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
 from synther_replay.data.spaces import Leaf
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
-from synther_replay.data.standardisation import Standardisation
+from synther_replay.data.standardisation import Standardisation, plausible_range
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.errors import CheckpointError
 
@@ -42,7 +49,10 @@ _SQUASHED = 1 - 1e-6
 # atanh of it in float32, minus one unit in the last place for differences in rounding between devices.
 _UNSQUASHED_END = float(np.nextafter(np.float32(np.arctanh(_SQUASHED)), np.float32(0)))
 _WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
-_STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
+_BLOCK = 65_536  # rows encoded at once, over all models
+_LARGEST_RAW_REWARD = 3.0  # standard deviation up to which rewards can stay un-normalised; the model's data has 1
+_TERMINAL_ROWS = 10  # with fewer terminated rows the mean of their rewards is mostly noise
+_STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant", "levels", "terminal")
 
 
 class TransitionCodec:
@@ -54,6 +64,8 @@ class TransitionCodec:
         unsquash_actions: Whether to map bounded continuous actions through atanh.
         find_limits: Whether frequent extreme values of observations and rewards are treated as clipping limits that
             the space does not declare.
+        exact: Whether columns with few distinct values keep exactly these, and rewards of terminated rows are modelled
+            relative to their own mean.
     """
 
     def __init__(
@@ -63,11 +75,13 @@ class TransitionCodec:
         normalise_rewards: bool = True,
         unsquash_actions: bool = False,
         find_limits: bool = False,
+        exact: bool = True,
     ) -> None:
         """Lay out the codes; `fit` computes the statistics."""
         self.spec = spec
         self.normalise_rewards = normalise_rewards
         self.find_limits = find_limits
+        self.exact = exact
         plain: list[int] = []
         ordinal: list[bool] = []
         categories: list[tuple[int, float, float]] = []  # column, lowest value, highest value
@@ -97,51 +111,60 @@ class TransitionCodec:
         )
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
-        of_reward = plain.index(spec.rewards.start)
-        self._feature_columns = torch.tensor([c for c in range(self.code_dim - 1) if c != of_reward], device="cpu")
+        self._reward = plain.index(spec.rewards.start)
+        self._feature_columns = torch.tensor(
+            [c for c in range(self.code_dim - 1) if c != self._reward], dtype=torch.long, device="cpu"
+        )
         self.statistics: dict[str, Tensor] = {}
+        self._level_columns: list[int] = []  # see `_index_columns`
+        self._outlying, self._pushed = torch.empty(2, 0, dtype=torch.long, device="cpu")
 
     def fit(self, rows: Tensor) -> None:
         """Compute the statistics of finite rows ``(M, n, dim)``."""
         self._move_to(rows.device)
-        x = self._unsquashed(rows[..., self._plain])
-        reward = self._plain == self.spec.rewards.start
-        standardisation = Standardisation.of(x, untouched=None if self.normalise_rewards else reward)
-        low, high = standardisation.plausible
-        s = dict(vars(standardisation))
-        for side, declared, plausible, seen, outermost, reaches in (
-            ("low", self._low, low, x.amin(1, keepdim=True), torch.minimum, torch.le),
-            ("high", self._high, high, x.amax(1, keepdim=True), torch.maximum, torch.ge),
-        ):
-            # Simulators may exceed the bounds of their observation space, so observed values extend the bound; actions
-            # may not exceed theirs. Without a bound, values are clipped to the observed or plausible range.
-            bound = self._unsquashed(declared)
-            bound = torch.where(self._is_action, bound, outermost(bound, seen))
-            clip = torch.where(
-                bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen))
-            )
-            pile = reaches(x, clip).float().mean(1, keepdim=True) >= _PILE_SHARE
-            if self.find_limits:
-                limit = (x == seen).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * x.shape[1])
-                limit &= ~(self._is_action | self._ordinal)  # actions have bounds, integers repeat anyway
-                clip = torch.where(limit, seen, clip)
-                pile |= limit
-            s[f"clip_{side}"] = clip
-            s[f"push_{side}"] = torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
-        self.statistics = s
-        codes = self.encode(rows)
-        least, most = codes.amin(1, keepdim=True), codes.amax(1, keepdim=True)
-        s["constant"] = torch.where(least == most, least, torch.nan)
+        self.statistics = self._without_levels(len(rows))
+        self._level_columns = []
+        if self.exact:
+            self.statistics["levels"] = find_levels(rows, self._plain)
+            self._index_columns()
+            if self._reward not in self._level_columns:
+                self.statistics["terminal"] = self._terminal_statistics(rows)
 
-    def encode(self, rows: Tensor) -> Tensor:
-        """Encode rows ``(M, n, dim)`` as codes ``(M, n, code_dim)``."""
-        s = self.statistics
-        plain = self._unsquashed(rows[..., self._plain])
-        outwards = (plain >= s["clip_high"]) * s["push_high"] - (plain <= s["clip_low"]) * s["push_low"]
-        plain = Standardisation.from_statistics(s).to_codes(plain + outwards)
-        values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
-        digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
-        return torch.cat((plain, digits, rows[..., self.spec.terminated]), dim=-1)
+        seen, digits_seen = self._ranges(rows)
+        sample = self._plain_values(rows[:, _sample_of(rows.shape[1], rows.device)])
+        plausible = plausible_range(sample)
+        standardisation = Standardisation.of(sample, plausible, seen)
+        if not self.normalise_rewards:
+            standardisation = self._with_raw_rewards(standardisation)
+        s = self.statistics = self.statistics | vars(standardisation)
+        for side, name, reaches in ((0, "low", torch.le), (1, "high", torch.ge)):
+            clip = self._clip(side, plausible[side], seen[side])
+            pile = reaches(sample, clip).float().mean(1, keepdim=True) >= _PILE_SHARE
+            if self.find_limits:
+                limit = (sample == seen[side]).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * sample.shape[1])
+                limit &= ~(self._is_action | self._ordinal)  # actions have bounds, integers repeat anyway
+                clip, pile = torch.where(limit, seen[side], clip), pile | limit
+            s[f"clip_{name}"], s[f"push_{name}"] = clip, torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
+        self._index_columns()
+        same = torch.cat((seen[0] == seen[1], digits_seen[0] == digits_seen[1]), dim=-1)
+        s["constant"] = torch.where(same, torch.cat((self._standardised(seen[0]), digits_seen[0]), dim=-1), torch.nan)
+
+    @property
+    def reward_levels(self) -> Tensor | None:
+        """Levels of the reward, ``(M, MAX_LEVELS)``, padded with NaN; None if rewards have many values."""
+        return self.statistics["levels"][..., self._reward] if self._reward in self._level_columns else None
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether `exact` is set and no column of the data is continuous."""
+        return self.exact and not bool(self.statistics["levels"][:, 0].isnan().any())
+
+    def encode(self, rows: Tensor, order: Tensor | None = None) -> Tensor:
+        """Encode rows ``(M, n, dim)`` as codes ``(M, n, code_dim)``; row numbers ``(M, n)`` give another order."""
+        codes = rows.new_empty((*rows.shape[:2], self.code_dim))
+        for block, out in zip(self._blocks(rows, order), self._blocks(codes), strict=True):
+            self._encode_into(out, block)
+        return codes
 
     def features(self, codes: Tensor) -> Tensor:
         """Return the codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
@@ -159,7 +182,11 @@ class TransitionCodec:
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        rows[..., self._plain] = self._squash(plain)
+        plain = self._squash(plain)
+        for column in self._level_columns:
+            levels = s["levels"][..., column]
+            plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
+        rows[..., self._plain] = plain
         if len(self._category_columns):
             digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
             values = self._category_low.expand(*codes.shape[:-1], -1).clone()
@@ -168,20 +195,151 @@ class TransitionCodec:
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite
 
+    def restore_terminal_rewards(self, rows: Tensor) -> None:
+        """Undo the shift of rewards in terminated rows ``(M, n, dim)``, in place."""
+        gain, shift, low, high = self.statistics["terminal"].unbind(-1)
+        rewards, terminated = rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start] > 0.5
+        restored = ((rewards - shift) / gain).clamp(low, high)
+        rows[..., self.spec.rewards.start] = torch.where(terminated, restored, rewards)
+
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the statistics."""
         return {name: tensor.clone() for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing."""
+        if state and "levels" not in state:  # written by a version that had neither levels nor terminal rewards
+            state = self._without_levels(len(state["mean"])) | state
         if state and set(state) != set(_STATISTICS):
             raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
+        shapes = {
+            "constant": (1, self.code_dim),
+            "levels": (MAX_LEVELS, len(self._plain)),
+            "terminal": (1, 4),
+        }
         for name, tensor in state.items():
-            width = self.code_dim if name == "constant" else len(self._plain)
-            if tensor.ndim != 3 or tensor.shape[1:] != (1, width):
-                raise CheckpointError(f"state: {name}: got shape {tuple(tensor.shape)}, expected (stack, 1, {width})")
+            expected = shapes.get(name, (1, len(self._plain)))
+            if tensor.ndim != 3 or tensor.shape[1:] != expected:
+                raise CheckpointError(f"state: {name}: got shape {tuple(tensor.shape)}, expected (stack, *{expected})")
         self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
         self._move_to(device)
+        if state:
+            self._index_columns()
+
+    def _without_levels(self, stack: int) -> dict[str, Tensor]:
+        """Statistics of columns without levels and of rewards that terminated rows do not shift."""
+        device = self._plain.device
+        unshifted = torch.tensor([1.0, 0.0, -torch.inf, torch.inf], dtype=torch.float32, device=device)
+        levels = torch.full((stack, MAX_LEVELS, len(self._plain)), torch.nan, dtype=torch.float32, device=device)
+        return {"levels": levels, "terminal": unshifted.repeat(stack, 1, 1)}
+
+    def _index_columns(self) -> None:
+        """Find the columns that need more than standardisation: with levels, with outliers, with a pile at a bound."""
+        s = self.statistics
+        self._level_columns = (~s["levels"][:, 1].isnan()).any(0).nonzero().flatten().tolist()  # not constant ones
+        if "clip_low" in s:
+            beyond = (s["clip_low"] < s["low"] * s["scale"] + s["mean"]) | (
+                s["clip_high"] > s["high"] * s["scale"] + s["mean"]
+            )
+            piled = (s["push_low"] > 0) | (s["push_high"] > 0)
+            beyond |= self._is_action  # their bounds are no limits of the data
+            self._outlying, self._pushed = (mask.any(0).flatten().nonzero().flatten() for mask in (beyond, piled))
+
+    def _blocks(self, rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
+        """Blocks ``(M, b, ...)`` of rows, views unless they are taken in another order."""
+        size = max(1, _BLOCK // rows.shape[0])
+        if order is None:
+            return iter(rows.split(size, dim=1))
+        return (
+            torch.stack([one.index_select(0, index) for one, index in zip(rows, part, strict=True)])
+            for part in order.split(size, dim=1)
+        )
+
+    def _plain_values(self, rows: Tensor) -> Tensor:
+        """Values of the plain columns before standardisation, ``(M, n, columns)``, a copy."""
+        plain = self._unsquashed(rows[..., self._plain])
+        gain, shift, *_ = self.statistics["terminal"].unbind(-1)
+        rewards, terminated = plain[..., self._reward], rows[..., self.spec.terminated.start] > 0.5
+        plain[..., self._reward] = torch.where(terminated, rewards * gain + shift, rewards)
+        return plain
+
+    def _standardised(self, plain: Tensor) -> Tensor:
+        """Codes of plain values, which are changed."""
+        s = self.statistics
+        if len(self._pushed):
+            columns = self._pushed
+            high, low = (
+                (plain[..., columns] >= s["clip_high"][..., columns]),
+                (plain[..., columns] <= s["clip_low"][..., columns]),
+            )
+            plain[..., columns] += high * s["push_high"][..., columns] - low * s["push_low"][..., columns]
+        return Standardisation.from_statistics(s).to_codes(plain, self._outlying)
+
+    def _digits(self, rows: Tensor) -> Tensor:
+        """Codes of categories and of the termination flag, ``(M, n, digits + 1)``."""
+        values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
+        digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
+        return torch.cat((digits, rows[..., self.spec.terminated]), dim=-1)
+
+    def _encode_into(self, codes: Tensor, rows: Tensor) -> None:
+        plain_end = len(self._plain)
+        codes[..., :plain_end] = self._standardised(self._plain_values(rows))
+        codes[..., plain_end:] = self._digits(rows)
+
+    def _ranges(self, rows: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Smallest and largest value of plain columns, and of the other codes, ``(M, 1, columns)`` each."""
+        found = [
+            [part.aminmax(dim=1, keepdim=True) for part in (self._plain_values(block), self._digits(block))]
+            for block in self._blocks(rows)
+        ]
+        plain, digits = (
+            (
+                torch.cat([low for low, _ in part], 1).amin(1, True),
+                torch.cat([high for _, high in part], 1).amax(1, True),
+            )
+            for part in zip(*found, strict=True)
+        )
+        return plain, digits
+
+    def _clip(self, side: int, plausible: Tensor, seen: Tensor) -> Tensor:
+        """Limit of decoded values on one side.
+
+        Simulators may exceed the bounds of their observation space, so observed values extend the bound; actions may
+        not exceed theirs. Without a bound, values are clipped to the observed or plausible range.
+        """
+        outermost = (torch.minimum, torch.maximum)[side]
+        bound = self._unsquashed((self._low, self._high)[side])
+        bound = torch.where(self._is_action, bound, outermost(bound, seen))
+        return torch.where(bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen)))
+
+    def _with_raw_rewards(self, standardisation: Standardisation) -> Standardisation:
+        """Undo the standardisation of the reward, unless rewards are too large for the model."""
+        mean, scale, low, high = (part.clone() for part in vars(standardisation).values())
+        deviation = float(scale[..., self._reward].max())
+        if deviation > _LARGEST_RAW_REWARD:
+            warnings.warn(
+                f"normalise_rewards=False: rewards have a standard deviation of {deviation:.3g}, but the model handles "
+                f"up to {_LARGEST_RAW_REWARD:g}; they are normalised",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return standardisation
+        for limit in (low, high):
+            limit[..., self._reward] = limit[..., self._reward] * scale[..., self._reward] + mean[..., self._reward]
+        mean[..., self._reward], scale[..., self._reward] = 0.0, 1.0
+        return Standardisation(mean, scale, low, high)
+
+    def _terminal_statistics(self, rows: Tensor) -> Tensor:
+        """Gain, shift and range of the rewards of terminated rows, ``(M, 1, 4)``; 1, 0 and infinite without a shift."""
+        rewards, terminated = rows[..., self.spec.rewards.start].double(), rows[..., self.spec.terminated.start] > 0.5
+        found = self.statistics["terminal"].clone()
+        for model in range(len(rows)):
+            ended, others = rewards[model, terminated[model]], rewards[model, ~terminated[model]]
+            if min(len(ended), len(others)) >= _TERMINAL_ROWS:
+                (centre, spread), (other_centre, other_spread) = map(_centre_and_spread, (ended, others))
+                gain = other_spread / spread if min(spread, other_spread) > 0 else torch.ones_like(spread)
+                found[model, 0] = torch.stack((gain, other_centre - centre * gain, ended.min(), ended.max()))
+        return found
 
     def _unsquashed(self, plain: Tensor) -> Tensor:
         """Map the `_squashed` columns of values ``(..., columns)`` through atanh."""
@@ -210,6 +368,25 @@ class TransitionCodec:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
+
+
+def _centre_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of values ``(n,)`` without outliers; a spread of rounding errors counts as 0."""
+    low, high = plausible_range(x[None, :, None])
+    inner = x.clamp(low.flatten(), high.flatten())
+    spread, centre = torch.std_mean(inner, correction=0)
+    return centre, torch.where(spread > 1e-5 * inner.abs().max(), spread, 0.0)
+
+
+def _sample_of(rows: int, device: torch.device) -> slice | Tensor:
+    """Rows that determine the statistics: all, or random ones, which hardly change the statistics of a large buffer.
+
+    Not every k-th row, because parallel environments write in turn.
+    """
+    if rows <= _BLOCK:
+        return slice(None)
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(rows, (_BLOCK,), generator=rng, device="cpu").to(device)
 
 
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:

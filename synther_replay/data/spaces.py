@@ -10,6 +10,7 @@ of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ Path = tuple[str | int, ...]
 
 # float32 represents every integer up to this one exactly, and larger ones with 24 significant bits.
 MAX_EXACT_INTEGER = 2**24
+_MOST_VALUES = 2**16  # of a space that is read from a file; models are limited to fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +168,13 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(description: Mapping[str, Any]) -> spaces.Space[Any]:
-    """Inverse of `space_to_json`."""
+    """Inverse of `space_to_json`.
+
+    Raises:
+        ValueError: The space has more than 2^16 values, for which a few characters of a forged file would be enough.
+    """
+    if (size := _size_in_json(description)) > _MOST_VALUES:
+        raise ValueError(f"space: expected at most {_MOST_VALUES} values, got {size}")
     kind = description["type"]
     if kind == "Dict":
         return spaces.Dict([(key, space_from_json(sub)) for key, sub in description["spaces"]])
@@ -187,6 +195,15 @@ def space_from_json(description: Mapping[str, Any]) -> spaces.Space[Any]:
         nvec, start = (np.asarray(description[key]) for key in ("nvec", "start"))
         return spaces.MultiDiscrete(nvec, dtype=dtype, start=start)
     raise ValueError(f"space: unknown type {kind!r}")
+
+
+def _size_in_json(description: Mapping[str, Any]) -> int:
+    """Return the number of values in a described space."""
+    if description["type"] == "Dict":
+        return sum(_size_in_json(sub) for _, sub in description["spaces"])
+    if description["type"] == "Tuple":
+        return sum(_size_in_json(sub) for sub in description["spaces"])
+    return math.prod(description.get("shape", ()))  # others list their values
 
 
 def _compact(bound: np.ndarray) -> Any:

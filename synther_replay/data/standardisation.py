@@ -1,7 +1,7 @@
 """Robust standardisation of columns to mean 0 and standard deviation 1.
 
 Outliers are clamped in the statistics, so one extreme value does not compress all others. Their codes grow with the
-logarithm of their distance, so rare large values (a sparse reward) are preserved.
+logarithm of their distance, so rare large values are preserved.
 """
 
 from __future__ import annotations
@@ -44,19 +44,31 @@ class Standardisation:
         return cls(**{name: statistics[name] for name in STATISTICS})
 
     @classmethod
-    def of(cls, x: Tensor, *, untouched: Tensor | None = None) -> Standardisation:
-        """Compute the statistics of values ``(M, n, columns)``; the columns in the mask `untouched` are not scaled."""
-        low, high = _plausible_range(x)
-        mean, scale = _mean_and_scale(x, low, high)
-        if untouched is not None:
-            mean[..., untouched], scale[..., untouched] = 0.0, 1.0
+    def of(cls, x: Tensor, plausible: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor]) -> Standardisation:
+        """Compute the statistics of values ``(M, n, columns)``.
+
+        Args:
+            x: The values, or a sample of them.
+            plausible: Outlier thresholds, see `plausible_range`.
+            seen: Smallest and largest of all values, ``(M, 1, columns)`` each.
+        """
+        low, high = plausible
+        deviation, mean = torch.std_mean(x.clamp(low, high).double(), dim=1, keepdim=True, correction=0)
+        # A column that is constant in the sample but not in the data has no scale of its own.
+        constant = (seen[0] == seen[1]) | (deviation == 0)
+        mean = torch.where(seen[0] == seen[1], seen[0].double(), mean).float()
+        # The minimum avoids an overflow when a column of denormal numbers is divided by its scale.
+        scale = torch.where(constant, 1.0, deviation).clamp(min=1e-30).float()
         return cls(mean, scale, (low - mean) / scale, (high - mean) / scale)
 
-    def to_codes(self, x: Tensor) -> Tensor:
-        """Convert values to codes."""
-        z = ((x - self.mean) / self.scale).clamp(-_LARGEST, _LARGEST)
-        low, high = self.low, self.high
-        return z.clamp(low, high) + (z - high).clamp(min=0).log1p() - (low - z).clamp(min=0).log1p()
+    def to_codes(self, x: Tensor, outlying: Tensor) -> Tensor:
+        """Convert values to codes; only the columns `outlying` can hold outliers."""
+        z = ((x - self.mean) / self.scale).clamp_(-_LARGEST, _LARGEST)
+        if len(outlying):
+            low, high, some = self.low[..., outlying], self.high[..., outlying], z[..., outlying]
+            beyond = (some - high).clamp_(min=0).log1p_() - (low - some).clamp_(min=0).log1p_()
+            z[..., outlying] = some.clamp(low, high) + beyond
+        return z
 
     def to_values(self, codes: Tensor) -> Tensor:
         """Inverse of `to_codes`."""
@@ -65,33 +77,18 @@ class Standardisation:
         z = z + (codes - high).clamp(0, most).expm1() - (low - codes).clamp(0, most).expm1()
         return z * self.scale + self.mean
 
-    @property
-    def plausible(self) -> tuple[Tensor, Tensor]:
-        """Range of values that are not outliers; infinite for columns that are almost constant."""
-        return self.low * self.scale + self.mean, self.high * self.scale + self.mean
 
+def plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower and upper outlier threshold of each column, ``(M, n, columns)`` to ``(M, 1, columns)`` each.
 
-def _plausible_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper outlier threshold of each column, ``(M, 1, columns)`` each."""
-    columns = x.transpose(1, 2).contiguous()
-    rows = x.shape[1]
+    Infinite for columns that are almost constant: the rare values of a sparse reward carry the information.
+    """
+    columns, rows = x.transpose(1, 2).contiguous(), x.shape[1]
     extreme = max(int(rows * _CENTRAL), min(_FEW_OUTLIERS, rows // 50)) + 1
     low, high = (
         columns.topk(extreme, dim=2, largest=largest, sorted=True).values[..., -1].double()[:, None]
         for largest in (False, True)
     )
     span = (high - low) * _OUTLIER_SPANS
-    # The span of an almost constant column (a sparse reward) is 0; its rare values carry the information.
     span = torch.where(span > 0, span, torch.inf)
     return (low - span).float(), (high + span).float()
-
-
-def _mean_and_scale(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per column, ``(M, 1, columns)``; the value itself and 1 for constant columns."""
-    clamped = x.clamp(low, high).double()
-    scale, mean = torch.std_mean(clamped, dim=1, keepdim=True, correction=0)
-    constant = x.amin(1, keepdim=True) == x.amax(1, keepdim=True)
-    mean = torch.where(constant, x[:, :1].double(), mean)
-    # The minimum avoids an overflow when a column of denormal numbers is divided by its scale.
-    scale = torch.where(constant, 1.0, scale).clamp(min=1e-30)
-    return mean.float(), scale.float()

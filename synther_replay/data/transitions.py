@@ -23,6 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from synther_replay.common.checks import device_or_cpu
 from synther_replay.data.spaces import Leaf, leaves_of, nest, pick, space_from_json, space_to_json
 from synther_replay.data.validation import check_finite, check_flags, check_leaf
 
@@ -255,6 +256,10 @@ class Transitions:
                 start += leaf.size
         check_flags(self.rows[..., self.spec.terminated])
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Pickle and deepcopy with the rows on the CPU, so any machine can load them."""
+        return _on_device, (self.spec, self.rows.cpu(), self.rows.device)
+
     def to(self, device: torch.device | str) -> Transitions:
         """Return the transitions on another device."""
         return Transitions(self.spec, self.rows.to(device))
@@ -273,6 +278,11 @@ class Transitions:
                 flat = flat.reshape(*flat.shape[:-1], *leaf.shape)
             values.append(flat.to(leaf.dtype))
         return nest(space, values)
+
+
+def _on_device(spec: TransitionSpec, rows: Tensor, device: torch.device) -> Transitions:
+    """Restore pickled transitions; on the CPU if the device does not exist here."""
+    return Transitions(spec, rows.to(device_or_cpu(device)))
 
 
 def _tensor(value: Any, name: str, device: torch.device | str | None) -> Tensor:

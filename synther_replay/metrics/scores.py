@@ -8,11 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.data.levels import MAX_LEVELS, ROWS_PER_LEVEL
 from synther_replay.metrics.rows import Rows, clean
-
-# A column has few values, its levels, if it has at most MAX_LEVELS distinct ones and on average at least
-# ROWS_PER_LEVEL rows of each. The second condition keeps a few rows of a continuous column from counting as levels.
-MAX_LEVELS, ROWS_PER_LEVEL = 32, 10
 
 # Bounds on temporary memory: columns sorted at once, rows converted to float64 at once.
 _COLUMNS, _ROWS = 4, 65_536
@@ -80,7 +77,8 @@ def marginals(real: Tensor, synthetic: Tensor, parts: tuple[Tensor, Tensor]) -> 
         scores.append(_ks(x, y))
         baseline.append(_ks(first, second))
         distinct = ((x[:, 1:] != x[:, :-1]).sum(1) + 1).tolist()
-        few = [count <= min(MAX_LEVELS, x.shape[1] // ROWS_PER_LEVEL) for count in distinct]
+        most = min(MAX_LEVELS, max(1, len(real) // ROWS_PER_LEVEL))
+        few = [count <= most for count in distinct]
         levels += [_levels(a, b) if is_few else None for a, b, is_few in zip(x, y, few, strict=True)]
     return Marginals(torch.cat(scores), torch.cat(baseline), levels)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from synther_replay.common.checks import device_or_cpu, whole_number
 from synther_replay.common.seeding import derive_seed
+from synther_replay.common.trees import on_cpu
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
 from synther_replay.replay.indices import IndexStream
@@ -135,8 +136,7 @@ class SyntheticStore:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy; rows are on the CPU, so any machine can load them."""
-        state = self.state_dict()
-        state["rows"], state["ahead"] = state["rows"].cpu(), [batch.cpu() for batch in state["ahead"]]
+        state = on_cpu(self.state_dict())
         return {"spec": self.spec, "capacity": self.capacity, "device": self.device, "state": state}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:

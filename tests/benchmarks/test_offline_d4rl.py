@@ -426,7 +426,7 @@ class TestRunning:
 
     def test_too_few_rows_for_a_generator(self, call):
         arguments = ("--dataset", HOPPER, "--algo", "td3bc", "--data", "synther", *SMALL, *GENERATOR)
-        expect_refusal(call(*arguments, "--subsample", "0.1"), "expected at least 32 rows to fit, got 20")
+        expect_refusal(call(*arguments, "--subsample", "0.1"), "expected at least 32 valid rows to fit, got 20")
 
     def test_running_on_a_cpu_warns(self, monkeypatch, folder, out):
         command = ["offline_d4rl.py", "--dataset", HOPPER, "--algo", "td3bc", *SMALL, "--steps", "4"]

@@ -118,6 +118,7 @@ def test_published_results_match_their_settings():
         settings = json.loads(path.read_text())["settings"]
         if "betas" in settings["generator"]:
             settings["generator"]["betas"] = tuple(settings["generator"]["betas"])
+            settings["generator"].setdefault("exact", False)
         config = OfflineConfig(**{name: value for name, value in settings.items() if name in names})
         assert is_done(path, config)
         assert path.name == f"{config.name}.json"
@@ -126,11 +127,11 @@ def test_published_results_match_their_settings():
 def test_later_settings_are_recorded_only_when_on():
     def noted(**changes):
         settings = make(data="synther", preset="tiny", **changes).to_json()
-        return "precise" in settings, {"predict_terminated", "find_limits"} & settings["generator"].keys()
+        return "precise" in settings, {"exact", "find_limits"} & settings["generator"].keys()
 
-    assert noted() == noted(generator={"predict_terminated": False, "find_limits": False}) == (False, set())
-    for name in ("predict_terminated", "find_limits"):
-        assert noted(precise=True, generator={name: True}) == (True, {name})
+    assert noted() == (False, {"exact"})
+    assert noted(generator={"exact": False, "find_limits": False}) == (False, set())
+    assert noted(precise=True, generator={"exact": False, "find_limits": True}) == (True, {"find_limits"})
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,8 @@ class TestToJson:
         made = make(data="synther", preset="tiny", generator={"width": 64})
         found = made.to_json()
         assert found.keys() == {*OfflineConfig.__dataclass_fields__, "algorithm"} - {"precise"}
-        assert GeneratorConfig.from_json(found["generator"]) == GeneratorConfig.tiny(width=64)
+        told = GeneratorConfig.from_json(found["generator"] | {"direct_rows": True})  # omitted
+        assert told == GeneratorConfig.tiny(width=64, max_seconds=None)
         scaling = {"scales_rewards": False, "scales_observations": True}
         assert found["algorithm"] == {**asdict(TD3BCSettings()), **scaling}
         assert make().to_json()["generator"] == {}

@@ -9,6 +9,7 @@ is left behind, if an object changes although its load failed, or if it crashes.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -40,7 +41,7 @@ from synther_replay.adapters.corl import ReplayBuffer, d4rl
 from synther_replay.persistence import checkpoint
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (2,)))
-TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, batch_size=32, sampling_steps=4, exact=False)
 MOST_MEMORY = 2**30  # bytes that a load may ask for
 
 
@@ -53,9 +54,18 @@ def rows(seed: int, n: int = 100) -> Transitions:
 class Generator:
     """A saved `DiffusionGenerator`; loading makes a new object."""
 
-    name, kind = "generator.safetensors", "diffusion generator"
+    name = "generator.safetensors"
+
+    def __init__(self) -> None:
+        self.prototypes: dict[int, Any] = {}
 
     def made(self, seed: int) -> Any:
+        """An object whose contents are a function of the seed."""
+        if seed not in self.prototypes:
+            self.prototypes[seed] = self.prototype(seed)
+        return copy.deepcopy(self.prototypes[seed])
+
+    def prototype(self, seed: int) -> Any:
         generator = DiffusionGenerator(SPEC, TINY, device="cpu", seed=seed)
         generator.fit(rows(seed))
         return generator
@@ -73,9 +83,9 @@ class Generator:
 class Buffer(Generator):
     """A saved `SyntheticReplayBuffer`; loading changes it in place."""
 
-    name, kind = "buffer.safetensors", "synthetic replay buffer"
+    name = "buffer.safetensors"
 
-    def made(self, seed: int) -> Any:
+    def prototype(self, seed: int) -> Any:
         generator = DiffusionGenerator(SPEC, TINY, device="cpu", seed=seed)
         schedule = RetrainSchedule(every=50, rows=200, start=40)
         buffer = SyntheticReplayBuffer(
@@ -112,7 +122,7 @@ class Corl(Generator):
     name = "rows.npz"
     count = 15_000
 
-    def made(self, seed: int) -> Any:
+    def prototype(self, seed: int) -> Any:
         buffer = ReplayBuffer(3, 2, 1_000, generator=Rows(seed), max_action=1.0, synthetic_capacity=20_000)
         real = rows(seed)
         fields = real.observations, real.actions, real.rewards, real.next_observations, real.terminated
@@ -196,7 +206,7 @@ class Trial:
         return outcome
 
     def interrupted_load(self) -> str:
-        target, other = self.case.made(4), self.case.made(4)
+        target, other = self.case.made(3), self.case.made(3)
         before, outcome = self.case.state(target), "loaded"
         fault = self.sometime(interrupt, lambda: self.case.load(other, self.path))
         try:
@@ -247,7 +257,7 @@ class Trial:
         return self._loaded(forged(self.path.read_bytes(), self.random), must_be_same=False)
 
     def _loaded(self, content: bytes, *, must_be_same: bool) -> str:
-        path, target = self.path.with_name(f"damaged-{self.path.name}"), self.case.made(4)
+        path, target = self.path.with_name(f"damaged-{self.path.name}"), self.case.made(3)
         before = self.case.state(target)
         path.write_bytes(content)
         outcome = "loaded"

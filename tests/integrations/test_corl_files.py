@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import tracemalloc
 import zipfile
 
@@ -331,3 +332,20 @@ def test_arrays_in_the_order_of_fortran_and_of_other_bytes_are_read(tmp_path, bu
     np.savez(tmp_path / "set.npz", **data)
     buffer.load(tmp_path / "set.npz")
     assert torch.equal(held(buffer), rows())
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+def test_pickle_made_on_a_gpu_is_read_without_one(buffer, on_gpu):
+    buffer.load_d4rl_dataset(dataset(10))
+    buffer.normalise_states()
+    expected = buffer._ring.transitions().rows.clone(), held(buffer).clone(), [*map(torch.clone, buffer._state_scale)]
+    for part, name in ((buffer, "_state_scale"), (buffer._ring, "_rows"), (buffer._source.store._held, "rows")):
+        setattr(part, name, on_gpu(getattr(part, name)))
+    buffer._ring.device = torch.device("cuda", 99)
+    loaded = pickle.loads(pickle.dumps(buffer))
+    assert torch.equal(loaded._ring.transitions().rows, expected[0])
+    assert torch.equal(held(loaded), expected[1])
+    assert all(map(torch.equal, loaded._state_scale, expected[2]))
+    assert loaded.sample(4)[0].shape == (4, 3)

@@ -110,6 +110,23 @@ def test_settings_of_earlier_versions_have_their_network() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_but_the_papers_is_exact(preset: Any) -> None:
+    assert preset().exact == (preset != GeneratorConfig.paper)
+
+
+@pytest.mark.parametrize("named", [{}, {"predict_terminated": False}])
+def test_settings_of_earlier_versions_are_not_exact(named: dict[str, bool]) -> None:
+    old = GeneratorConfig.tiny().to_json() | named
+    del old["exact"]
+    assert GeneratorConfig.from_json(old) == GeneratorConfig.tiny(exact=False)
+
+
+def test_settings_of_earlier_versions_with_predicted_terminations_are_refused() -> None:
+    with pytest.raises(ValueError, match="predict_terminated"):
+        GeneratorConfig.from_json({**GeneratorConfig.tiny().to_json(), "predict_terminated": True})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_rows_that_are_images_are_refused(preset: Any) -> None:
     assert preset().network(4_096).parameters < 20e6
     with pytest.raises(ValueError, match=r"generator: a transition has 4,097 values.*real_ratio=1"):

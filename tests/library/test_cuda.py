@@ -34,9 +34,9 @@ def transitions(n=5_000, stack=1, device="cuda"):
     return Transitions(SPEC, (rows[0] if stack == 1 else rows).to(device))
 
 
-@pytest.mark.parametrize("predict", [False, True])
-def test_same_seed_same_rows_and_other_seed_other_rows(predict):
-    config = replace(SMALL, predict_terminated=predict)
+@pytest.mark.parametrize("exact", [False, True])
+def test_same_seed_same_rows_and_other_seed_other_rows(exact):
+    config = replace(SMALL, exact=exact)
     first, again, other = (DiffusionGenerator(SPEC, config, device="cuda", seed=s) for s in (1, 1, 2))
     for generator in (first, again, other):
         generator.fit(transitions(), steps=50)
@@ -72,12 +72,40 @@ def test_bf16_learns_as_well_as_fp32():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_predicted_terminals_are_where_they_belong(precision):
-    config = GeneratorConfig.fast(width=256, depth=3, precision=precision, predict_terminated=True)
+def test_terminations_are_where_they_belong(precision, outcome_steps):
+    outcome_steps(600, batch_size=512)
+    config = GeneratorConfig.fast(width=256, depth=3, precision=precision)
     generator = DiffusionGenerator(SPEC, config, device="cuda")
     generator.fit(transitions(20_000), steps=3_000)
     rows = generator.sample(20_000)
     assert (rows.terminated == (rows.rows[:, 0] > 1.5)).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_rewards_keep_their_levels_and_a_constant_bonus_goes_with_the_end(stack):
+    data = transitions(stack=stack)
+    ended = data.rows[..., -1] > 0.5
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda", stack=stack)
+    data.rows[..., SPEC.rewards.start][ended] = -50.0  # among continuous rewards
+    generator.fit(data)
+    made = generator.sample(5_000).rows
+    assert torch.equal(made[..., SPEC.rewards.start] == -50, made[..., -1] == 1)
+    data.rows[..., SPEC.rewards.start] = ended.float() - 1
+    generator.fit(data)
+    made = generator.sample(5_000).rows
+    assert torch.equal(made[..., SPEC.rewards.start], made[..., -1] - 1)
+    assert made[..., -1].mean().item() == pytest.approx(ended.float().mean().item(), rel=0.1)
+
+
+def test_discrete_rows_are_drawn_from_a_table():
+    data = transitions()
+    data.rows.round_()
+    data.rows[:, -1] = (data.rows[:, 0] > 1).float()
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
+    assert generator.fit(data).steps == 0
+    rows = generator.sample(5_000).rows
+    assert rows.device == data.rows.device
+    assert {tuple(row) for row in rows.tolist()} <= {tuple(row) for row in data.rows.tolist()}
 
 
 def test_a_growing_buffer_is_fitted_again_and_again():

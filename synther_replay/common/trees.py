@@ -1,0 +1,16 @@
+"""Trees of dicts, lists and tensors, such as the states of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def on_cpu(tree: Any) -> Any:
+    """Return the tree with all tensors on the CPU; tensors that are there already are not copied."""
+    if isinstance(tree, dict):
+        return {key: on_cpu(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(on_cpu(value) for value in tree)
+    return tree.cpu() if isinstance(tree, Tensor) else tree

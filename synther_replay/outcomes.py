@@ -1,0 +1,397 @@
+"""OutcomeModel: how generated transitions end, and which of a few rewards they get.
+
+An outcome is a pair of reward and `terminated` if the rewards of the data have few values (see `data.levels`), else
+`terminated` alone. Outcomes are rare, sharp functions of the rest of the row, for example a body that is too low. The
+denoiser blurs them, so a small classifier that is trained on noise-free rows sets them, given observation, action and
+next observation. Reward and `terminated` are drawn together and therefore agree. Generated rows of the outcomes that
+came out too often are then replaced by copies of rows whose outcome came out too rarely, so that every outcome has its
+share of the real rows.
+
+The reward is no input of the classifier: where it changes at the end of an episode, it would identify all real
+terminations but not the generated ones, whose rewards are only approximate.
+
+Training has two phases. In the first, half of each batch is drawn from all rows and half from all outcomes equally
+often. In the second, a third of each batch are hard rows, those that the classifier is least sure of. Weights correct
+for both, so the predicted shares are calibrated. A tenth of the rows is held out; the weights with the lowest held-out
+loss are kept, because few rows of a rare outcome are quickly memorised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from synther_replay.common.seeding import generator_for
+from synther_replay.data.levels import MAX_LEVELS, nearest_level
+from synther_replay.diffusion.optimiser import StackAdam
+from synther_replay.diffusion.stopping import BestModels
+from synther_replay.errors import CheckpointError, DivergedError
+
+_WIDTH = 128
+_BATCH = 512
+_FEWEST_STEPS, _MOST_STEPS = 600, 2_000  # gradient steps from new weights
+_REFIT_STEPS = 150  # gradient steps from the weights of the last fit
+_BLOCK = 50  # steps between held-out evaluations, whose batches are drawn at once
+_LEARNING_RATE, _REFIT_RATE = 1e-2, 3e-3  # initial value; cosine annealing to zero
+_BETAS, _CLIP = (0.9, 0.999), 100.0  # of Adam
+_INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few informative inputs
+_HELD_OUT = 10  # one row in this many is held out
+_EVALUATED = 4_096  # held-out rows per evaluation and model, over all outcomes
+_HARD_SHARE = 0.1  # of all rows, at most half
+_CHUNK = 65_536  # rows classified at once, over all models
+_MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
+_MOST_OUTCOMES = 2 * MAX_LEVELS
+
+
+class Outcomes(NamedTuple):
+    """The K outcomes that occur in the data of M models."""
+
+    rewards: Tensor  # (M, K), NaN if rewards are not part of the outcome
+    terminated: Tensor  # (M, K), 0 or 1
+    shares: Tensor  # (M, K), of the real rows; 0 if a model's data lacks the outcome
+
+    @classmethod
+    def of(cls, rewards: Tensor, terminated: Tensor, levels: Tensor | None) -> tuple[Outcomes, Tensor]:
+        """Find the outcomes of rows.
+
+        Args:
+            rewards: Rewards ``(M, n)``.
+            terminated: Flags, 0 or 1, ``(M, n)``.
+            levels: Levels of the rewards, ``(M, MAX_LEVELS)``, padded with NaN; None: the reward is no part of them.
+
+        Returns:
+            The outcomes, and the number of each row's outcome, ``(M, n)``.
+        """
+        key = terminated.long()
+        if levels is None:
+            levels = torch.full((len(rewards), 1), torch.nan, dtype=torch.float32, device=rewards.device)
+        else:
+            key += 2 * nearest_level(rewards, levels)
+        counts = torch.zeros(len(key), 2 * levels.shape[1], dtype=torch.long, device=key.device)
+        counts.scatter_add_(1, key, torch.ones_like(key))
+        present = (counts > 0).any(0).nonzero().flatten()
+        number = torch.empty(counts.shape[1], dtype=torch.long, device=key.device)
+        number[present] = torch.arange(len(present), device=key.device)
+        found = cls(
+            levels[:, present // 2],
+            (present % 2).float().expand(len(key), -1).clone(),
+            counts[:, present].float() / key.shape[1],
+        )
+        return found, number[key]
+
+
+class OutcomeModel(NamedTuple):
+    """M classifiers, one per model of a stack, and their outcomes; immutable, `fit` makes a new one."""
+
+    weights: Tensor  # (M, P), see `_Layers`
+    rewards: Tensor  # (M, K), see `Outcomes`
+    terminated: Tensor
+    shares: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def fit(
+        cls,
+        inputs: Tensor,
+        outcomes: Outcomes,
+        number: Tensor,
+        *,
+        seed: int,
+        steps: int = _FEWEST_STEPS,
+        previous: OutcomeModel | None = None,
+    ) -> OutcomeModel:
+        """Train one classifier per model.
+
+        Args:
+            inputs: Features of the rows, ``(M, n, inputs)``.
+            outcomes: The outcomes.
+            number: Number of each row's outcome, ``(M, n)``.
+            seed: Random seed; results are deterministic per device.
+            steps: Gradient steps from new weights, rounded to blocks of 50, from 600 to 2,000.
+            previous: Model whose weights training starts from if it has the same outcomes; it then takes 150 steps.
+
+        Raises:
+            DivergedError: A weight became non-finite.
+        """
+        rng = generator_for(inputs.device, seed)
+        warm = previous is not None and previous._has(outcomes)
+        first = previous.weights if previous is not None and warm else _Layers.initial(inputs.shape[2], outcomes, rng)
+        steps = _REFIT_STEPS if warm else min(max(steps, _FEWEST_STEPS), _MOST_STEPS) // _BLOCK * _BLOCK
+        rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
+        model = cls(first.clone(), *outcomes)
+        optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)
+        best = BestModels({"weights": model.weights}, patience=None)
+        rows = _Rows(number, outcomes.shares, rng)
+        held_out, importance = rows.held_out()
+        with torch.autocast(inputs.device.type, enabled=False):
+            held_out_inputs, held_out_numbers = _take(inputs, held_out), number.gather(1, held_out)
+            for done in range(0, steps + 1, _BLOCK):
+                log_p = model.logits(held_out_inputs).log_softmax(-1)
+                loss = -(log_p.gather(-1, held_out_numbers[..., None])[..., 0] * importance).sum(1)
+                # Also before training: the real shares are best if the features say nothing. Not before a warm start,
+                # which has been trained on some of the rows that are held out now.
+                if done or not warm:
+                    best.measure(loss)
+                if done == steps:
+                    break
+                if done == find_hard_at:
+                    rows.find_hard(model._uncertainty(inputs, number))
+                progress = torch.arange(done, done + _BLOCK, dtype=torch.float64, device=inputs.device)
+                annealed = rate * 0.5 * (1 + (progress * (math.pi / steps)).cos())
+                rates = optimiser.bias_corrected(annealed, progress + 1)
+                model._train_block(optimiser, rates, inputs, number, rows)
+        if not bool(model.weights.isfinite().all()):
+            raise DivergedError("fit: the outcome model diverged (non-finite weights); check the data")
+        best.restore()
+        return model
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the log of each outcome's probability up to a constant, ``(M, n, inputs) -> (M, n, K)``."""
+        return _Layers.of(self.weights, self.shares.shape[1]).forward(inputs)[-1] + self.shares.log()[:, None]
+
+    def assign(self, rows: Tensor, features: Callable[[Tensor], Tensor], columns: tuple[int, int], seed: int) -> None:
+        """Draw the outcomes of generated rows, match their shares to the real ones, and set reward and `terminated`.
+
+        Args:
+            rows: Generated rows ``(M, n, dim)``, changed in place.
+            features: Maps rows to inputs of the classifier.
+            columns: Columns of reward and `terminated`.
+            seed: Random seed.
+        """
+        rng = generator_for(rows.device, seed)
+        drawn = [self._draw(features(block), rng) for block in rows.split(max(1, _CHUNK // len(rows)), dim=1)]
+        number = torch.cat(drawn, dim=1)
+        for model, own in enumerate(number):
+            replaced, source = _to_match(own, self.shares[model], rng)
+            rows[model, replaced] = rows[model, source]
+            own[replaced] = own[source]
+        reward, terminated = columns
+        rewards = self.rewards.gather(1, number)
+        rows[..., reward] = torch.where(rewards.isnan(), rows[..., reward], rewards)
+        rows[..., terminated] = self.terminated.gather(1, number)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of all tensors."""
+        return {name: tensor.clone() for name, tensor in self._asdict().items()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], stack: int, inputs: int, device: torch.device) -> OutcomeModel:
+        """Inverse of `state_dict`; raises `CheckpointError` if names or shapes differ."""
+        if not isinstance(state, dict) or state.keys() != set(cls._fields):
+            raise CheckpointError(f"state: outcomes: got {state and sorted(state)}, expected {list(cls._fields)}")
+        shares = state["shares"]
+        if shares.ndim != 2 or not 0 < shares.shape[1] <= _MOST_OUTCOMES or len(shares) != stack:
+            raise CheckpointError(
+                f"state: outcomes: shares: got shape {tuple(shares.shape)}, expected ({stack}, K <= {_MOST_OUTCOMES})"
+            )
+        for name, tensor in state.items():
+            columns = _weights(inputs, shares.shape[1]) if name == "weights" else shares.shape[1]
+            if tuple(tensor.shape) != (stack, columns):
+                raise CheckpointError(
+                    f"state: outcomes: {name}: got shape {tuple(tensor.shape)}, expected ({stack}, {columns})"
+                )
+            if name != "rewards" and not bool(tensor.isfinite().all()):
+                raise CheckpointError(f"state: outcomes: {name} is not finite")
+        if bool((shares < 0).any()) or not bool((shares.sum(1) > 0).all()):
+            raise CheckpointError("state: outcomes: shares are negative or all zero")
+        return cls(**{name: tensor.to(device, torch.float32, copy=True) for name, tensor in state.items()})
+
+    def _has(self, outcomes: Outcomes) -> bool:
+        """Whether each model distinguishes exactly these outcomes."""
+        known, given = ((o.rewards, o.terminated, (o.shares > 0).float()) for o in (self, outcomes))
+        return all(
+            a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(known, given, strict=True)
+        )
+
+    def _train_block(self, optimiser: StackAdam, rates: Tensor, inputs: Tensor, number: Tensor, rows: _Rows) -> None:
+        """Take a gradient step for each of the `rates`, on batches that are drawn at once."""
+        chosen, weight = rows.draw(len(rates) * _BATCH)
+        parts = (_take(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / _BATCH)
+        layers = _Layers.of(optimiser.working, self.shares.shape[1])
+        gradient = _Layers.of(optimiser.gradient, self.shares.shape[1])
+        prior = self.shares.log()[:, None]
+        for rate, x, own, importance in zip(rates, *(part.split(_BATCH, dim=1) for part in parts), strict=True):
+            activations = layers.forward(x)
+            error = (activations[-1] + prior).softmax(-1)
+            error.scatter_add_(-1, own, error.new_full((), -1.0).expand(own.shape))
+            layers.backward(x, activations, error * importance, gradient)
+            optimiser.step(rate)
+
+    def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
+        """Draw the number of each row's outcome, ``(M, n, inputs) -> (M, n)``."""
+        cumulative = self.logits(inputs).softmax(-1).cumsum(-1)
+        # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
+        chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
+        return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
+
+    def _uncertainty(self, inputs: Tensor, number: Tensor) -> Tensor:
+        """Loss plus entropy of each row, ``(M, n)``."""
+        size = max(1, _CHUNK // len(inputs))
+        found = []
+        for part, own in zip(inputs.split(size, dim=1), number.split(size, dim=1), strict=True):
+            log_p = self.logits(part).log_softmax(-1)
+            entropy = -(log_p.exp() * log_p.clamp(min=-100)).sum(-1)
+            found.append(entropy - log_p.gather(-1, own[..., None])[..., 0])
+        return torch.cat(found, dim=1)
+
+
+class _Layers(NamedTuple):
+    """Views of the weights ``(M, P)`` of an MLP with two hidden layers, or of a gradient of the same layout."""
+
+    w1: Tensor  # (M, inputs, width)
+    b1: Tensor  # (M, 1, width)
+    w2: Tensor
+    b2: Tensor
+    w3: Tensor  # (M, width, K)
+    b3: Tensor  # (M, 1, K)
+
+    @classmethod
+    def of(cls, flat: Tensor, outcomes: int) -> _Layers:
+        """Split the matrix into views."""
+        rest = sum(map(math.prod, _sizes(0, outcomes)))
+        sizes = _sizes((flat.shape[1] - rest) // _WIDTH, outcomes)
+        counts = [math.prod(size) for size in sizes]
+        *parts, _ = flat.split([*counts, flat.shape[1] - sum(counts)], dim=1)
+        return cls(*(part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)))
+
+    @classmethod
+    def initial(cls, inputs: int, outcomes: Outcomes, rng: torch.Generator) -> Tensor:
+        """Draw small weights, ``(M, P)``; biases are zero."""
+        stack, count = outcomes.shares.shape
+        flat = torch.zeros(stack, _weights(inputs, count), device=rng.device, dtype=torch.float32)
+        layers = cls.of(flat, count)
+        for weight in (layers.w1, layers.w2, layers.w3):
+            weight.normal_(0, _INITIAL_SCALE / math.sqrt(max(1, weight.shape[1])), generator=rng)
+        return flat
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Hidden layers before and after their silu, and the output.
+
+        A silu bends less than a relu. With small initial weights the classifier stays simple where the data do not say
+        otherwise, and on generated rows, which lie a little beside the real ones, it is right more often.
+        """
+        first = torch.baddbmm(self.b1, x, self.w1)
+        first_out = F.silu(first)
+        second = torch.baddbmm(self.b2, first_out, self.w2)
+        second_out = F.silu(second)
+        return first, first_out, second, second_out, torch.baddbmm(self.b3, second_out, self.w3)
+
+    def backward(self, x: Tensor, activations: tuple[Tensor, ...], error: Tensor, gradient: _Layers) -> None:
+        """Write the gradient of all weights into `gradient`, given that of the output."""
+        first, first_out, second, second_out, _ = activations
+        torch.bmm(second_out.mT, error, out=gradient.w3)
+        torch.sum(error, 1, keepdim=True, out=gradient.b3)
+        error = torch.ops.aten.silu_backward(torch.bmm(error, self.w3.mT), second)
+        torch.bmm(first_out.mT, error, out=gradient.w2)
+        torch.sum(error, 1, keepdim=True, out=gradient.b2)
+        error = torch.ops.aten.silu_backward(torch.bmm(error, self.w2.mT), first)
+        torch.bmm(x.mT, error, out=gradient.w1)
+        torch.sum(error, 1, keepdim=True, out=gradient.b1)
+
+
+class _Rows:
+    """Random batches of rows by outcome; a tenth of each outcome's rows is held out."""
+
+    def __init__(self, number: Tensor, shares: Tensor, rng: torch.Generator) -> None:
+        """Sort the rows by outcome, in random order within each."""
+        self._rng, self._number, self._shares = rng, number, shares
+        chance = torch.rand(number.shape, device=rng.device, generator=rng, dtype=torch.float32)
+        self._order = (number + chance / 2).argsort(dim=1, stable=True)
+        self._counts = (shares.double() * number.shape[1]).round().long()
+        self._first = self._counts.cumsum(1) - self._counts
+        self._held = ((self._counts + _HELD_OUT - 1) // _HELD_OUT).minimum(self._counts - 1).clamp(min=0)
+        present = (shares > 0).float()
+        self._chance = (shares + present / present.sum(1, keepdim=True)) / 2  # of an outcome in a batch
+        self._hard: Tensor | None = None
+
+    def held_out(self) -> tuple[Tensor, Tensor]:
+        """Held-out rows ``(M, B)`` and their weights, with which their losses add up to the mean of all rows."""
+        each = max(1, _EVALUATED // self._shares.shape[1])
+        outcome = torch.arange(self._shares.shape[1], device=self._shares.device).repeat_interleave(each)
+        outcome = outcome.expand(len(self._shares), -1)
+        rows = self._pick(outcome, self._first, self._held)
+        return rows, (self._shares * (self._held > 0) / each).gather(1, outcome)
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """Training rows ``(M, count)`` in random order and the weights that correct for how often they are drawn."""
+        trained = self._counts - self._held
+        outcome = torch.multinomial(self._chance, count, replacement=True, generator=self._rng)
+        rows = self._pick(outcome, self._first + self._held, trained)
+        share = 0.0
+        if self._hard is not None:  # a third of the rows are hard ones
+            share = 1 / 3
+            place = torch.randint(self._hard.shape[1], rows.shape, device=rows.device, generator=self._rng)
+            chance = torch.rand(rows.shape, device=rows.device, generator=self._rng, dtype=torch.float32)
+            rows = torch.where(chance < share, self._hard.gather(1, place), rows)
+        density = (1 - share) * (self._chance / trained.clamp(min=1)).gather(1, self._number.gather(1, rows))
+        if self._hard is not None:
+            density += self._is_hard.gather(1, rows) * (share / self._hard.shape[1])
+        return rows, 1 / (density * trained.sum(1, keepdim=True))
+
+    def find_hard(self, uncertainty: Tensor) -> None:
+        """Draw the training rows with the highest uncertainty, ``(M, n)``, more often from now on."""
+        position = torch.arange(uncertainty.shape[1], device=uncertainty.device)
+        number = self._number.gather(1, self._order)
+        held = position - self._first.gather(1, number) < self._held.gather(1, number)
+        uncertainty = uncertainty.masked_fill(torch.zeros_like(held).scatter_(1, self._order, held), -math.inf)
+        count = max(1, min(uncertainty.shape[1] // 2, max(_BATCH, int(_HARD_SHARE * uncertainty.shape[1]))))
+        self._hard = uncertainty.topk(count, dim=1).indices
+        self._is_hard = torch.zeros_like(uncertainty).scatter_(1, self._hard, 1.0)
+
+    def _pick(self, outcome: Tensor, first: Tensor, sizes: Tensor) -> Tensor:
+        """Random rows with the given outcomes ``(M, B)``; another row if there is none, its weight must be zero."""
+        # float64: float32 has too few values for uniform indices into a large buffer
+        share = torch.rand(outcome.shape, device=outcome.device, generator=self._rng, dtype=torch.float64)
+        size = sizes.gather(1, outcome)
+        place = first.gather(1, outcome) + (share * size).long().minimum(size - 1)
+        return self._order.gather(1, place.clamp(0, self._order.shape[1] - 1))
+
+
+def _sizes(inputs: int, outcomes: int) -> tuple[tuple[int, int], ...]:
+    """Shapes of the entries of `_Layers` for one model."""
+    return (inputs, _WIDTH), (1, _WIDTH), (_WIDTH, _WIDTH), (1, _WIDTH), (_WIDTH, outcomes), (1, outcomes)
+
+
+def _weights(inputs: int, outcomes: int) -> int:
+    """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
+    return -(-sum(map(math.prod, _sizes(inputs, outcomes))) // 8) * 8
+
+
+def _take(rows: Tensor, chosen: Tensor) -> Tensor:
+    """Rows ``(M, B, c)`` at row numbers ``(M, B)``."""
+    return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])
+
+
+def _to_match(number: Tensor, shares: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Rows to replace and the rows to copy there, so that outcomes come as often as in the real data.
+
+    Args:
+        number: Outcome of each row, ``(n,)``.
+        shares: Shares of the outcomes, ``(K,)``.
+        rng: Random generator.
+
+    Returns:
+        Two index tensors. An outcome that was not generated at all stays missing; a row is copied at most ten times.
+    """
+    n, have = len(number), torch.bincount(number, minlength=len(shares))
+    offset = torch.rand(1, device=rng.device, generator=rng, dtype=torch.float64)
+    ends = shares.double().cumsum(0) / shares.double().sum() * n + offset
+    ends = ends.floor().clamp(max=n)  # rounds without bias to a sum of n
+    wanted = torch.diff(ends, prepend=offset.floor()).long()
+    missing = (wanted.minimum(have * _MOST_COPIES) - have).clamp(min=0)
+    total = int(missing.sum())
+    shuffled = torch.randperm(n, device=rng.device, generator=rng)
+    shuffled = shuffled[number[shuffled].argsort(stable=True)]  # by outcome, in random order within each
+    first = have.cumsum(0) - have
+    own = number[shuffled]
+    surplus = shuffled[torch.arange(n, device=number.device) - first[own] >= wanted[own]]
+    replaced = surplus[torch.randperm(len(surplus), device=rng.device, generator=rng)[:total]]
+    outcome = torch.arange(len(shares), device=number.device).repeat_interleave(missing)
+    turn = torch.arange(total, device=number.device) - (missing.cumsum(0) - missing)[outcome]
+    return replaced, shuffled[first[outcome] + turn % have[outcome]]  # all rows of an outcome in turn
