@@ -25,12 +25,13 @@ from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.errors import CheckpointError, GenerationError, NotFittedError, is_out_of_memory
-from synther_replay.outcomes import OutcomeModel, Outcomes
+from synther_replay.outcomes import STEPS, OutcomeModel, Outcomes
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 KIND = "diffusion generator"
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
-_STEPS_PER_OUTCOME_STEP = 15  # gradient steps of the diffusion model for one of the outcome model
+# Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
+_STEPS_PER_OUTCOME_STEP = 3, 15
 
 
 @dataclass(frozen=True)
@@ -363,12 +364,13 @@ class DiffusionGenerator:
         outcomes, number = Outcomes.of(rewards, terminated, codec.reward_levels)
         if outcomes.shares.shape[1] == 1:
             return None
+        few, many = _STEPS_PER_OUTCOME_STEP
         return OutcomeModel.fit(
             codec.features(codes),
             outcomes,
             number if order is None else number.gather(1, order),
             seed=derive_seed(self.seed, 5, self._trainer.fits),
-            steps=self.config.steps // _STEPS_PER_OUTCOME_STEP,
+            steps=max(min(STEPS, self.config.steps // few), self.config.steps // many, 1),
             previous=previous,
         )
 

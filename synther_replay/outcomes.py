@@ -34,8 +34,8 @@ from synther_replay.errors import CheckpointError, DivergedError
 
 _WIDTH = 128
 _BATCH = 512
-_FEWEST_STEPS, _MOST_STEPS = 600, 2_000  # gradient steps from new weights
-_REFIT_STEPS = 150  # gradient steps from the weights of the last fit
+STEPS, _MOST_STEPS = 600, 2_000  # gradient steps from new weights: usual and most
+_REFIT_SHARE = 4  # one in this many of them for a fit that starts from the weights of the last one
 _BLOCK = 50  # steps between held-out evaluations, whose batches are drawn at once
 _LEARNING_RATE, _REFIT_RATE = 1e-2, 3e-3  # initial value; cosine annealing to zero
 _BETAS, _CLIP = (0.9, 0.999), 100.0  # of Adam
@@ -102,7 +102,7 @@ class OutcomeModel(NamedTuple):
         number: Tensor,
         *,
         seed: int,
-        steps: int = _FEWEST_STEPS,
+        steps: int = STEPS,
         previous: OutcomeModel | None = None,
     ) -> OutcomeModel:
         """Train one classifier per model.
@@ -112,8 +112,8 @@ class OutcomeModel(NamedTuple):
             outcomes: The outcomes.
             number: Number of each row's outcome, ``(M, n)``.
             seed: Random seed; results are deterministic per device.
-            steps: Gradient steps from new weights, rounded to blocks of 50, from 600 to 2,000.
-            previous: Model whose weights training starts from if it has the same outcomes; it then takes 150 steps.
+            steps: Gradient steps from new weights, rounded up to blocks of 50, at most 2,000.
+            previous: Model whose weights training starts from if it has the same outcomes, with a quarter of the steps.
 
         Raises:
             DivergedError: A weight became non-finite.
@@ -121,7 +121,7 @@ class OutcomeModel(NamedTuple):
         rng = generator_for(inputs.device, seed)
         warm = previous is not None and previous._has(outcomes)
         first = previous.weights if previous is not None and warm else _Layers.initial(inputs.shape[2], outcomes, rng)
-        steps = _REFIT_STEPS if warm else min(max(steps, _FEWEST_STEPS), _MOST_STEPS) // _BLOCK * _BLOCK
+        steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
         model = cls(first.clone(), *outcomes)
         optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)

@@ -15,7 +15,7 @@ def outcome_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_steps(steps: int, batch_size: int = 256) -> None:
         block = min(50, steps // 3)
-        for name, value in (("_MOST_STEPS", steps), ("_REFIT_STEPS", block), ("_BLOCK", block), ("_BATCH", batch_size)):
+        for name, value in (("_MOST_STEPS", steps), ("_BLOCK", block), ("_BATCH", batch_size)):
             monkeypatch.setattr(outcomes, name, value)
 
     set_steps(15, batch_size=32)

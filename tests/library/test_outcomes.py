@@ -292,11 +292,10 @@ def test_a_warm_start_continues_with_fewer_and_smaller_steps(monkeypatch: pytest
     assert (again.weights - first.weights).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(("steps", "taken"), [(1, 10), (13, 10), (18, 15), (99, 15)])
+@pytest.mark.parametrize(("steps", "taken"), [(1, 5), (13, 15), (15, 15), (99, 15)])
 def test_steps_from_new_weights_are_whole_blocks_within_limits(
     steps: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes_module, "_FEWEST_STEPS", 10)
     rates = steps_taken(monkeypatch)
     found, number = Outcomes.of(torch.zeros(1, 200), by_chance(0.5, 200), None)
     OutcomeModel.fit(inputs_of(200), found, number, seed=0, steps=steps)
