@@ -896,6 +896,16 @@ def test_copies_are_independent(wrap):
     assert copied.source.real.real is copied.real
 
 
+def test_pickle_made_on_a_gpu_holds_no_gpu_tensor_of_ours(wrap, on_gpu):
+    buffer = fill(wrap(real_ratio=0.0, generator=TINY), 50)
+    expected = buffer.sample()
+    buffer._empty_info, buffer._awaited = on_gpu(buffer._empty_info), on_gpu({"rows": torch.ones(2)})
+    loaded = pickle.loads(pickle.dumps(buffer))
+    assert loaded._awaited["rows"].tolist() == [1, 1]
+    loaded._awaited = None
+    assert loaded.sample().keys() == expected.keys()
+
+
 def test_transitions_that_were_not_sampled_yet_still_count_after_loading(wrap):
     buffer = fill(wrap(), 8)
     other = wrap()
