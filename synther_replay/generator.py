@@ -281,7 +281,7 @@ class DiffusionGenerator:
         Spec, stack, the sizes of the network and the settings of data and sampling must agree, because they give
         weights and rows their meaning. Settings of training and machine may differ; those of this object are used.
         """
-        own = dict(vars(self))
+        own, trained = dict(vars(self)), self._trainer.state_dict()
         try:
             config = GeneratorConfig.from_json(state["config"])
             differences = self.config.differences(config, self._codec.code_dim)
@@ -291,38 +291,32 @@ class DiffusionGenerator:
             if differences:
                 listed = "; ".join(f"{name}: got {got}, expected {mine}" for name, (got, mine) in differences.items())
                 raise CheckpointError(f"state: {listed}")
-            seed, draws, rejected = (whole_number(k, state[k], least=0) for k in ("seed", "draws", "rejected"))
-            fitted = bool(state["fitted"])
             if any(len(statistic) != self.stack for statistic in state["codec"].values()):
                 raise CheckpointError(f"state: codec: expected statistics of {self.stack} models")
-            codec = self._new_codec()
-            codec.load_state_dict(state["codec"], self.device)
-            if fitted and not codec.statistics:
+            self._codec, self._fitted = self._new_codec(), bool(state["fitted"])
+            self._codec.load_state_dict(state["codec"], self.device)
+            if self._fitted and not self._codec.statistics:
                 raise CheckpointError("state: a fitted generator must have codec statistics, got none")
             outcomes, table = state.get("outcomes"), state.get("table")  # files before version 3 have neither
             if outcomes is not None:
-                outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.code_dim - 2, self.device)
+                outcomes = OutcomeModel.from_state(outcomes, self.stack, self._codec.code_dim - 2, self.device)
             if table is not None:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, self.device)
-            trained = self._trainer.state_dict()
-        except (CheckpointError, MemoryError):
-            raise
-        except Exception as error:
-            raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
-        try:
+            self._outcomes, self._table = outcomes, table
+            self.seed, self._draws, self.rejected = (
+                whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected")
+            )
             self._trainer.load_state_dict(state["trainer"])
-            self._codec, self._outcomes, self._table, self._fitted = codec, outcomes, table, fitted
-            self.seed = self._trainer.seed = seed
-            self._draws, self.rejected = draws, rejected
+            self._trainer.seed = self.seed
             self._load_sampler()
         except BaseException as error:  # also an interrupt
             vars(self).update(own)
             self._trainer.load_state_dict(trained)
             self._trainer.seed = self.seed
             self._load_sampler()
-            if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
-                raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
-            raise
+            if isinstance(error, CheckpointError) or not isinstance(error, Exception) or is_out_of_memory(error):
+                raise
+            raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without CUDA graphs; tensors are on the CPU, so any machine can load them."""
