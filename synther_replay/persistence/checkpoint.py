@@ -12,36 +12,16 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from synther_replay.errors import CheckpointError
+from synther_replay.persistence import tensor_file
 from synther_replay.persistence.atomic import replacing
 
 FORMAT = "synther_replay"
 VERSION = 2
 _RENAMED_IN_2 = {"refresh_steps": "refit_steps", "refreshes": "refits"}  # keys of version 1
 _TENSOR = "__tensor__"  # reserved key
-# Names of the dtypes in safetensors files.
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-}
 
 
 def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, Any]) -> None:
@@ -64,7 +44,7 @@ def save_checkpoint(path: str | os.PathLike[str], kind: str, state: dict[str, An
     header = {"format": FORMAT, "version": str(VERSION), "kind": kind, "tree": tree}
     header["checksum"] = _header_checksum(header)
     with replacing(path) as temporary:
-        _write_safetensors(temporary, tensors, header)
+        tensor_file.write(temporary, tensors, header)
 
 
 def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
@@ -77,10 +57,10 @@ def load_checkpoint(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"path: {path} is not a file" if path.exists() else f"path: {path} does not exist")
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            header = file.metadata() or {}
+        with path.open("rb") as file:
+            entries, header = tensor_file.read_header(file)
             _check_header(path, header, kind)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = tensor_file.read_tensors(file, entries)
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # a forged header makes the reader raise nearly anything
@@ -124,7 +104,7 @@ def _take_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(node, Tensor):
         name = str(len(tensors))
         tensors[name] = node.detach().cpu().contiguous()
-        if node.dtype not in _DTYPES:
+        if node.dtype not in tensor_file.DTYPES.values():
             raise TypeError(f"state: tensors of {node.dtype} cannot be saved")
         return {_TENSOR: name, **_describe(tensors[name])}
     if isinstance(node, dict):
@@ -152,31 +132,8 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "checksum": zlib.crc32(_bytes(tensor))}
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
-
-
-def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file: length of the header, header, tensors.
-
-    Not by the library: it writes through a temporary file of its own, which a killed process leaves behind, and ignores
-    the umask.
-    """
-    in_order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # keeps every tensor aligned
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name in in_order:
-        start, end = end, end + tensors[name].nbytes
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": _DTYPES[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for name in in_order:
-            file.write(_bytes(tensors[name]))
+    return {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "checksum": zlib.crc32(tensor_file.memory_of(tensor)),
+    }

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from synther_replay.errors import CheckpointError
-from synther_replay.persistence import checkpoint
+from synther_replay.persistence import checkpoint, tensor_file
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 DTYPES = [
@@ -187,7 +187,7 @@ def test_failure_in_the_middle_of_writing_leaves_the_old_file_and_no_other(saved
         file.write_bytes(saved[: len(saved) // 2])
         raise error
 
-    monkeypatch.setattr(checkpoint, "_write_safetensors", write_half)
+    monkeypatch.setattr(tensor_file, "write", write_half)
     with pytest.raises(type(error)):
         save_checkpoint(path, "toy", {"steps": 2})
     assert path.read_bytes() == saved
