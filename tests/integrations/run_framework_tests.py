@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         framework.substitute(record)
         plugin = Plugin(framework, record, whole=not options.files and not for_pytest)
         paths = [str(folder / name) for name in files]
-        return pytest.main([*paths, "-p", "no:cacheprovider", *for_pytest], plugins=[plugin])
+        return pytest.main([*paths, "-ra", "-p", "no:cacheprovider", *for_pytest], plugins=[plugin])
 
 
 if __name__ == "__main__":

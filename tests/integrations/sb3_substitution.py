@@ -86,7 +86,7 @@ FRAMEWORK = Framework(
         "test_gae.py": {},
     },
     substitute=substitute,
-    mixed=150,
+    mixed=140,
     leaves_out=lambda item, real_ratio: any(part in item.name for part in OTHERS),
     on_pypi=True,
     cannot_apply=(

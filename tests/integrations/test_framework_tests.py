@@ -1,6 +1,6 @@
 """The tests that the frameworks ship with, with our buffers in place of theirs; README.md has the results.
 
-`make soak` runs them; ``make soak PYTEST_ARGS="-k own_tests -rP"`` only these, and shows the tables. SB3_DIR and
+`make soak` runs them; ``make soak PYTEST_ARGS="-rP tests/integrations"`` shows the tables. SB3_DIR and
 TORCHRL_DIR name checkouts; without the first, the tests of Stable-Baselines3 come from PyPI.
 """
 
