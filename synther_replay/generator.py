@@ -66,7 +66,7 @@ class DiffusionGenerator:
 
     >>> import gymnasium as gym, torch
     >>> spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-1, 1, (1,)))
-    >>> real = Transitions(spec, torch.rand(500, spec.dim).round())
+    >>> real = Transitions(spec, torch.rand(500, spec.dim) * torch.tensor([1.0] * 6 + [0.0]))
     >>> generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=20), device="cpu")
     >>> generator.fit(real).steps
     20

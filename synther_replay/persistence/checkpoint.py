@@ -19,7 +19,7 @@ from synther_replay.persistence import tensor_file
 from synther_replay.persistence.atomic import replacing
 
 FORMAT = "synther_replay"
-VERSION = 2
+VERSION = 3
 _RENAMED_IN_2 = {"refresh_steps": "refit_steps", "refreshes": "refits"}  # keys of version 1
 _TENSOR = "__tensor__"  # reserved key
 

@@ -191,7 +191,7 @@ class TestSharing:
         assert about["synthetic_rows"] == about["real_rows"] == fits[0][1]
 
     def test_too_few_rows_to_fit_are_refused_with_their_number(self, source):
-        with pytest.raises(ValueError, match="expected at least 32 rows to fit, got 20"):
+        with pytest.raises(ValueError, match="expected at least 32 valid rows to fit, got 20"):
             source.rows(config(data="synther", subsample=0.1))
 
 

@@ -12,7 +12,6 @@ import online_stand_ins
 import pytest
 import torch
 from offline_stand_ins import GENERATOR, HOPPER, MAZE, STEPS, config
-from safetensors import SafetensorError
 
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.agents.offline_base import OfflineLearner
@@ -27,6 +26,7 @@ from synther_replay.benchmarks.offline.run import OfflineRun, run_to_file
 from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence import checkpoint as checkpoints
+from synther_replay.persistence import tensor_file
 
 CPU = torch.device("cpu")
 EVALUATIONS = [16, 32, STEPS]
@@ -367,12 +367,12 @@ class TestResuming:
         run_through(checkpoint, config(), time_limit=0)
         saved = checkpoint.read_bytes()
 
-        def half(tensors, path, metadata):
+        def half(path, tensors, metadata):
             Path(path).write_bytes(b"half of it")
-            raise SafetensorError("No space left on device")
+            raise OSError("No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "save_file", half)
+            patch.setattr(tensor_file, "write", half)
             told = r"in/c: cannot save the checkpoint \(No space left on device\); .* to resume"
             with pytest.raises(OSError, match=told):
                 run_through(checkpoint, config(), time_limit=0)
