@@ -33,7 +33,7 @@ from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import CheckpointError, DivergedError
 
 _WIDTH = 128
-_BATCH = 512
+_BATCH = 512  # or as many as there are rows
 STEPS, _MOST_STEPS = 600, 2_000  # gradient steps from new weights: usual and most
 _REFIT_SHARE = 4  # one in this many of them for a fit that starts from the weights of the last one
 _BLOCK = 50  # steps between held-out evaluations, whose batches are drawn at once
@@ -211,12 +211,13 @@ class OutcomeModel(NamedTuple):
 
     def _train_block(self, optimiser: StackAdam, rates: Tensor, inputs: Tensor, number: Tensor, rows: _Rows) -> None:
         """Take a gradient step for each of the `rates`, on batches that are drawn at once."""
-        chosen, weight = rows.draw(len(rates) * _BATCH)
-        parts = (_take(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / _BATCH)
+        batch = rows.batch_size
+        chosen, weight = rows.draw(len(rates) * batch)
+        parts = (_take(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
         layers = _Layers.of(optimiser.working, self.shares.shape[1])
         gradient = _Layers.of(optimiser.gradient, self.shares.shape[1])
         prior = self.shares.log()[:, None]
-        for rate, x, own, importance in zip(rates, *(part.split(_BATCH, dim=1) for part in parts), strict=True):
+        for rate, x, own, importance in zip(rates, *(part.split(batch, dim=1) for part in parts), strict=True):
             activations = layers.forward(x)
             error = (activations[-1] + prior).softmax(-1)
             error.scatter_add_(-1, own, error.new_full((), -1.0).expand(own.shape))
@@ -301,6 +302,7 @@ class _Rows:
     def __init__(self, number: Tensor, shares: Tensor, rng: torch.Generator) -> None:
         """Sort the rows by outcome, in random order within each."""
         self._rng, self._number, self._shares = rng, number, shares
+        self.batch_size = min(_BATCH, number.shape[1])
         chance = torch.rand(number.shape, device=rng.device, generator=rng, dtype=torch.float32)
         self._order = (number + chance / 2).argsort(dim=1, stable=True)
         self._counts = (shares.double() * number.shape[1]).round().long()

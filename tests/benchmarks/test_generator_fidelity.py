@@ -149,6 +149,7 @@ def test_results_are_reused_and_extended(run, with_package, monkeypatch):
     assert second["sources"].keys() == run(peers="tvae", **{"peer-epochs": 2})["sources"].keys()
 
 
+@pytest.mark.slow
 def test_two_runs_agree_and_two_seeds_do_not(run, tmp_path):
     results = []
     for seed in (0, 0, 1):
@@ -233,6 +234,7 @@ def test_on_a_full_disk_the_tables_are_printed(run, full_disk, capsys, tmp_path)
     assert (tmp_path / "result.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_write_error_of_a_figure_keeps_the_result(run, full_disk, capsys, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     run()

@@ -22,7 +22,7 @@ from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.benchmarks.online.tables import time_table
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
 
-pytestmark = pytest.mark.filterwarnings("error:the environments could not be restored exactly")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error:the environments could not be restored exactly")]
 
 CPU = torch.device("cpu")
 STEPS = 260  # an episode of Pendulum is over after 200
@@ -141,7 +141,6 @@ class TestRun:
         for policy, kept in zip(last, files[STEPS], strict=True):
             np.testing.assert_array_equal(kept.layers["w2"], policy.layers["w2"].astype(np.float16))
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["sac", "synther"])
     def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
         genuine = OnlineRun._restore
@@ -166,7 +165,6 @@ class TestRun:
         assert (rows[..., spec.rewards] < 0).all()
         assert not torch.equal(rows[0], rows[1])
 
-    @pytest.mark.slow
     def test_seeds_make_the_difference(self, tmp_path, undisturbed, same):
         one = undisturbed(settings("sac"), tmp_path)
         assert same(one, outcome(run_through(tmp_path / "c", settings("sac"))))
@@ -203,7 +201,6 @@ class TestRun:
 
 
 class TestResuming:
-    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(self, algo, tmp_path, undisturbed, same):
         stops = 0
@@ -228,7 +225,6 @@ class TestResuming:
         assert type(stopped.agents.learner.critics).__name__ == "TritonCritics"
         assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_killed_run_resumes_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):
         checkpoint = tmp_path / "c"
@@ -365,7 +361,6 @@ class TestFailingSeeds:
         assert torch.equal(found["replay"]["real"][0], expected["replay"]["real"][0])
         assert [p["returns"][0] for p in found["curve"]] == [p["returns"][0] for p in expected["curve"]]
 
-    @pytest.mark.slow
     def test_a_run_with_a_failed_seed_can_be_stopped_too(self, tmp_path, monkeypatch, same):
         def failing(step, name, **limits):
             with (
@@ -410,7 +405,6 @@ class TestFailingSeeds:
 
 
 class TestFailingRefits:
-    @pytest.mark.slow
     @pytest.mark.parametrize(
         "error",
         [DivergedError("loss is nan"), GenerationError("no rows"), MemoryError(), RuntimeError("out of memory")],

@@ -61,6 +61,7 @@ def test_the_spread_is_that_of_a_sample():
     assert mean_and_spread([-2.5], 1) == "-2.5"
 
 
+@pytest.mark.slow
 def test_throughput_measures_a_training_step_of_a_stack():
     suite = Suite(torch.device("cpu"), None)
     suite.training_step(2)
