@@ -255,10 +255,8 @@ class _Layers(NamedTuple):
     @classmethod
     def of(cls, flat: Tensor, outcomes: int) -> _Layers:
         """Split the matrix into views."""
-        rest = sum(map(math.prod, _sizes(0, outcomes)))
-        sizes = _sizes((flat.shape[1] - rest) // _WIDTH, outcomes)
-        counts = [math.prod(size) for size in sizes]
-        *parts, _ = flat.split([*counts, flat.shape[1] - sum(counts)], dim=1)
+        sizes = _sizes((flat.shape[1] - _weights(0, outcomes)) // _WIDTH, outcomes)
+        parts = flat.split([math.prod(size) for size in sizes], dim=1)
         return cls(*(part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)))
 
     @classmethod
@@ -361,8 +359,8 @@ def _sizes(inputs: int, outcomes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _weights(inputs: int, outcomes: int) -> int:
-    """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
-    return -(-sum(map(math.prod, _sizes(inputs, outcomes))) // 8) * 8
+    """Number of weights of one model."""
+    return sum(map(math.prod, _sizes(inputs, outcomes)))
 
 
 def _take(rows: Tensor, chosen: Tensor) -> Tensor:

@@ -116,25 +116,6 @@ class Suite:
             "insert_note": f"scaled up from {rows} rows",
         }
 
-    def published_run(self) -> None:
-        """Hours of one seed of the published online experiment, extrapolated from the timings of its parts."""
-        agent = self.results["published agent"]
-        fit_step = self.results[f"training step, M = 1, batch {BATCH}"]["published_ms"] / 1e3
-        parts = {
-            "10 fits of 100,000 steps": 10 * 100_000 * fit_step,
-            "10 times generating 1M rows": 10 * self.results["generation, paper"]["published_s"],
-            "10 times inserting 1M rows": 10 * agent["insert_1m_rows_s"],
-            "95,000 steps of learning": 95_000 * agent["train_s"],
-            "100,000 steps of the environment": 100_000 * agent["environment_step_s"],
-        }
-        total = sum(parts.values())
-        self.results["published run, 100,000 steps"] = {
-            "hours": total / 3600,
-            **{f"{name}, hours": part / 3600 for name, part in parts.items()},
-            **{f"{name}, share": part / total for name, part in parts.items()},
-            "note": "counted up from the parts; without its evaluations, 10 episodes after every 1,000 steps",
-        }
-
     def metrics(self) -> None:
         """`fidelity` of 1M synthetic rows against 1M real rows."""
         rows = 1_000_000
@@ -217,8 +198,6 @@ def measure(device: torch.device, reference: Path | None, corl: Path | None = No
         suite.generation("paper", suite.paper)
     if reference is not None:
         suite.published_agent(PublishedAgent(reference, toy_transitions(100_000, torch.device("cpu")).rows, device))
-        if suite.large:
-            suite.published_run()
     suite.generation(suite.fast_name, suite.fast)
     suite.refit()
     suite.metrics()

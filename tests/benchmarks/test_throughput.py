@@ -82,19 +82,6 @@ def test_published_code_without_its_agent_is_refused(tmp_path):
         measure(torch.device("cpu"), tmp_path)
 
 
-def test_hours_of_a_published_run_are_counted_up_from_its_parts():
-    suite = Suite(torch.device("cpu"), None)
-    suite.results = {
-        "training step, M = 1, batch 256": {"published_ms": 3.6},
-        "generation, paper": {"published_s": 36.0},
-        "published agent": {"insert_1m_rows_s": 3.6, "train_s": 0.036, "environment_step_s": 0.0036},
-    }
-    suite.published_run()
-    entry = suite.results["published run, 100,000 steps"]
-    assert entry["hours"] == pytest.approx(1 + 0.1 + 0.01 + 0.95 + 0.1)
-    assert sum(share for name, share in entry.items() if name.endswith("share")) == pytest.approx(1)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
