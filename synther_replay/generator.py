@@ -299,7 +299,7 @@ class DiffusionGenerator:
                 raise CheckpointError("state: a fitted generator must have codec statistics, got none")
             outcomes, table = state.get("outcomes"), state.get("table")  # files before version 3 have neither
             if outcomes is not None:
-                outcomes = OutcomeModel.from_state(outcomes, self.stack, self._codec.code_dim - 2, self.device)
+                outcomes = OutcomeModel.from_state(outcomes, self.stack, self._codec.feature_dim, self.device)
             if table is not None:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, self.device)
             self._outcomes, self._table = outcomes, table

@@ -308,7 +308,7 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
 
     def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> dict[str, Tensor]:
         observations, start = {}, 0
-        for leaf in self.source.spec.observation_leaves:
+        for leaf in self.source.spec.field("observations").leaves:
             key = str(leaf.path[0])
             values = columns[:, start : start + leaf.size].reshape(-1, *self.obs_shape[key])
             observations[key] = _copy(values, self.observations[key].dtype)

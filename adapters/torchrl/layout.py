@@ -164,7 +164,7 @@ class Layout:
         flags = torch.zeros(len(self._flags), len(rows), dtype=torch.bool, device=rows.device)
         for flag, (key, shape) in zip(flags.unbind(), self._flags, strict=True):
             if key in (next_of("done"), next_of("terminated")):
-                flag.copy_(rows[:, -1])
+                flag.copy_(rows[:, self.spec.terminated.start])
             found[key] = flag.view(-1, *shape)
         return found
 

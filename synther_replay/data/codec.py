@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
-from synther_replay.data.spaces import Leaf
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
 from synther_replay.data.standardisation import Standardisation, plausible_range
 from synther_replay.data.transitions import TransitionSpec
@@ -85,16 +84,13 @@ class TransitionCodec:
         plain: list[int] = []
         ordinal: list[bool] = []
         categories: list[tuple[int, float, float]] = []  # column, lowest value, highest value
-        column = 0
-        reward = Leaf((), (1,), torch.float32, "real", np.array([-np.inf]), np.array([np.inf]))
-        for leaf in (*spec.observation_leaves, *spec.action_leaves, reward, *spec.observation_leaves):
-            for low, high in zip(leaf.low, leaf.high, strict=True):
+        for leaf, columns in (placed for field in spec.fields for placed in field.leaf_columns()):
+            for column, low, high in zip(range(columns.start, columns.stop), leaf.low, leaf.high, strict=True):
                 if leaf.kind == "category":
                     categories.append((column, low, high))
-                else:
+                elif leaf.kind != "flag":
                     plain.append(column)
                     ordinal.append(leaf.kind == "ordinal")
-                column += 1
         self._plain = torch.tensor(plain, dtype=torch.long, device="cpu")
         self._ordinal = torch.tensor(ordinal, dtype=torch.bool, device="cpu")
         self._low, self._high = (bound[self._plain] for bound in _column_bounds(spec))
@@ -112,8 +108,11 @@ class TransitionCodec:
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         self._reward = plain.index(spec.rewards.start)
+        coded = [*plain, *(categories[owner][0] for owner in self._digit_owner)]  # the column of each code but the last
         self._feature_columns = torch.tensor(
-            [c for c in range(self.code_dim - 1) if c != self._reward], dtype=torch.long, device="cpu"
+            [code for code, column in enumerate(coded) if column < spec.terminated.start and code != self._reward],
+            dtype=torch.long,
+            device="cpu",
         )
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
@@ -166,8 +165,13 @@ class TransitionCodec:
             self._encode_into(out, block)
         return codes
 
+    @property
+    def feature_dim(self) -> int:
+        """Number of codes that `features` returns."""
+        return len(self._feature_columns)
+
     def features(self, codes: Tensor) -> Tensor:
-        """Return the codes of observation, action and next observation, ``(M, n, code_dim - 2)``."""
+        """Return the codes of observation, action and next observation, ``(M, n, feature_dim)``."""
         return codes[..., self._feature_columns]
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -391,11 +395,7 @@ def _sample_of(rows: int, device: torch.device) -> slice | Tensor:
 
 def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
     """Bounds of each column in float32, rounded inwards so that they never exceed the bounds of the space."""
-    low, high = np.full(spec.dim, -np.inf), np.full(spec.dim, np.inf)
-    for name, leaves in spec.fields().items():
-        columns = getattr(spec, name)
-        low[columns] = np.concatenate([leaf.low for leaf in leaves])
-        high[columns] = np.concatenate([leaf.high for leaf in leaves])
+    low, high = spec.bounds()
     with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite, then the largest float32
         low32, high32 = low.astype(np.float32), high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)

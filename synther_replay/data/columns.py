@@ -9,6 +9,13 @@ import numpy as np
 from synther_replay.data.spaces import Leaf
 from synther_replay.data.transitions import TransitionSpec
 
+_SINGULAR = {
+    "observations": "observation",
+    "actions": "action",
+    "rewards": "reward",
+    "next_observations": "next_observation",
+}
+
 
 def column_names(spec: TransitionSpec, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return one name per column: ``observation[3]``, ``observation['camera'][2]``, ``reward``, ``terminated``.
@@ -31,17 +38,13 @@ def column_names(spec: TransitionSpec, names: Sequence[str] | None = None) -> tu
     if names is not None and len(names) != spec.observation_dim:
         wanted = f"{spec.observation_dim} (the columns of the observation) or {spec.dim} (all columns)"
         raise ValueError(f"names: expected {wanted}, got {len(names)}")
-    observation, action, following = (
-        tuple(_leaf_names(field, leaves))
-        for field, leaves in (
-            ("observation", spec.observation_leaves),
-            ("action", spec.action_leaves),
-            ("next_observation", spec.observation_leaves),
-        )
-    )
+    found: list[str] = []
+    for field in spec.fields:
+        found += _leaf_names(_SINGULAR.get(field.name, field.name), field.leaves)
     if names is not None:
-        observation, following = tuple(map(str, names)), tuple(f"next {name}" for name in names)
-    return (*observation, *action, "reward", *following, "terminated")
+        found[spec.observations] = map(str, names)
+        found[spec.next_observations] = (f"next {name}" for name in names)
+    return tuple(found)
 
 
 def _leaf_names(field: str, leaves: Sequence[Leaf]) -> Iterator[str]:

@@ -5,7 +5,8 @@ of
 
 * ``real``: continuous (a floating-point `Box`);
 * ``ordinal``: integers with an order, rounded when decoded (an integer `Box`, for example an image);
-* ``category``: integers without an order (`Discrete`, `MultiDiscrete`, `MultiBinary`).
+* ``category``: integers without an order (`Discrete`, `MultiDiscrete`, `MultiBinary`);
+* ``flag``: 0 or 1, the field `terminated` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-Kind = Literal["real", "ordinal", "category"]
+Kind = Literal["real", "ordinal", "category", "flag"]
 Path = tuple[str | int, ...]
 
 # float32 represents every integer up to this one exactly, and larger ones with 24 significant bits.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,12 +14,15 @@ from synther_replay.data.spaces import Leaf, integer_limits
 def wrong_values(part: Tensor, leaf: Leaf) -> Tensor | None:
     """Return which finite values of a leaf are wrong, a mask like `part`; None if any finite value is right.
 
-    Wrong are integers outside their range, fractions of integers, and floats that overflow the leaf's dtype.
+    Wrong are integers outside their range, fractions of integers, flags other than 0 and 1, and floats that overflow
+    the leaf's dtype.
 
     Args:
         part: Values of the leaf, ``(..., size)``, of any dtype.
         leaf: The leaf.
     """
+    if leaf.kind == "flag":
+        return None if part.dtype == torch.bool else (part != 0) & (part != 1)
     if leaf.kind != "real":
         values = part.to(torch.float64)
         low, high = (torch.as_tensor(limit, device=part.device) for limit in _limits(leaf))
@@ -28,7 +33,7 @@ def wrong_values(part: Tensor, leaf: Leaf) -> Tensor | None:
 
 
 def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
-    """Raise ValueError for integers outside their range and floats that overflow the leaf's dtype.
+    """Raise ValueError for the first of the `wrong_values`.
 
     Args:
         part: Values of the leaf, ``(..., size)``, of any dtype.
@@ -40,23 +45,28 @@ def check_leaf(part: Tensor, leaf: Leaf, where: str) -> None:
         return
     if leaf.kind == "real":
         check_finite(part.to(leaf.dtype), where)
-    low, high = _limits(leaf)
     bad = part[wrong].flatten()[0].item()
+    if leaf.kind == "flag":
+        raise ValueError(f"{where}: expected True or False (or 1 and 0), got {bad}")
+    low, high = _limits(leaf)
     raise ValueError(f"{where}: expected integers from {int(low.min())} to {int(high.max())}, got {bad}")
 
 
-def wrong_flags(part: Tensor) -> Tensor:
-    """Return which termination flags are neither 0 nor 1, a mask like `part`."""
-    return (part != 0) & (part != 1)
-
-
-def check_flags(part: Tensor) -> None:
-    """Raise ValueError for termination flags other than 0 and 1."""
-    if part.dtype == torch.bool:
-        return
-    wrong = wrong_flags(part)
-    if bool(wrong.any()):
-        raise ValueError(f"terminated: expected True or False (or 1 and 0), got {part[wrong].flatten()[0].item()}")
+def as_tensor(value: Any, where: str, device: torch.device | str | None) -> Tensor:
+    """Convert an array-like of numbers to a tensor; anything else raises TypeError."""
+    if isinstance(value, Tensor):
+        tensor = value.detach() if device is None else value.detach().to(device)
+    else:
+        try:
+            # Via NumPy: torch is slow on lists of arrays and cannot read every NumPy scalar type. It also rejects
+            # arrays with negative strides, read-only arrays and foreign byte order; those are copied.
+            array = np.asarray(value)
+            tensor = torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]), device=device)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{where}: expected numbers, got {type(value).__name__}") from error
+    if tensor.is_complex():
+        raise TypeError(f"{where}: expected real numbers, got {tensor.dtype}")
+    return tensor
 
 
 def check_finite(part: Tensor, where: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,13 +37,9 @@ def range_of(rows: Tensor) -> Limits:
 
 def bounds_of(spec: TransitionSpec, rows: Tensor) -> Limits:
     """Limits of the spaces, in the dtype of `rows`: a bound of 0.1 allows the float32 nearest to it."""
-    observation, action = (
-        [(leaf.low, leaf.high, np.full(leaf.size, leaf.kind != "real")) for leaf in leaves]
-        for leaves in (spec.observation_leaves, spec.action_leaves)
-    )
-    reward, terminated = ([-np.inf], [np.inf], [False]), ([0.0], [1.0], [True])
-    columns = [*observation, *action, reward, *observation, terminated]
-    low, high, whole = (torch.from_numpy(np.concatenate(part)) for part in zip(*columns, strict=True))
+    low, high = map(torch.from_numpy, spec.bounds())
+    leaves = [leaf for field in spec.fields for leaf in field.leaves]
+    whole = torch.tensor([leaf.kind != "real" for leaf in leaves for _ in range(leaf.size)], device="cpu")
     low, high = (limit.to(rows) for limit in (low - ROUNDING_OF_ACTIONS, high + ROUNDING_OF_ACTIONS))
     return Limits(low, high, whole.to(rows.device))
 

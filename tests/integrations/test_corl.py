@@ -316,7 +316,7 @@ def test_actions_stay_in_their_range():
     report = buffer.upsample(64)
     assert report.fit.from_scratch
     assert buffer.sample(500)[1].abs().max() <= 0.5
-    assert buffer._source.spec.action_leaves[0].high.tolist() == [0.5, 0.5]
+    assert buffer._source.spec.field("actions").leaves[0].high.tolist() == [0.5, 0.5]
     assert not buffer.upsample(64).fit.from_scratch
 
 
@@ -333,7 +333,7 @@ def test_range_of_actions_is_that_of_the_data_unless_given():
     assert not buffer.upsample(64).fit.from_scratch
     buffer.add_transition(np.zeros(3), [0.9, 0.25], 0.0, np.zeros(3), False)
     assert buffer.upsample(64).fit.from_scratch  # the action range, and so the spec, has changed
-    assert buffer._source.spec.action_leaves[0].high[0] == np.float32(0.9)
+    assert buffer._source.spec.field("actions").leaves[0].high[0] == np.float32(0.9)
 
 
 def test_default_generator_is_offline_only_without_schedule_on_a_gpu(monkeypatch):

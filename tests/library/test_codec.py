@@ -63,10 +63,10 @@ def random_rows(spec, n=500, stack=1, seed=0):
         return rng.uniform(edges[0], edges[1], (stack, n, leaf.size))
 
     parts = [
-        *map(values, spec.observation_leaves),
-        *map(values, spec.action_leaves),
+        *map(values, spec.field("observations").leaves),
+        *map(values, spec.field("actions").leaves),
         rng.normal(3, 2, (stack, n, 1)),
-        *map(values, spec.observation_leaves),
+        *map(values, spec.field("observations").leaves),
         rng.random((stack, n, 1)) < 0.1,
     ]
     return torch.from_numpy(np.concatenate(parts, axis=-1)).float()
@@ -87,8 +87,8 @@ def restored(codec, codes):
 
 def kinds(spec):
     """Kind of each column of a row."""
-    observation = [leaf.kind for leaf in spec.observation_leaves for _ in range(leaf.size)]
-    action = [leaf.kind for leaf in spec.action_leaves for _ in range(leaf.size)]
+    observation = [leaf.kind for leaf in spec.field("observations").leaves for _ in range(leaf.size)]
+    action = [leaf.kind for leaf in spec.field("actions").leaves for _ in range(leaf.size)]
     return np.array([*observation, *action, "real", *observation, "terminated"])
 
 
@@ -743,7 +743,7 @@ def test_outliers_of_rewards_that_are_not_normalised_are_compressed_too():
 def squashed(spec, n=2_000, spread=3.0, seed=0):
     """Rows with actions of a tanh policy, concentrated near their bounds."""
     rows = random_rows(spec, n, seed=seed)
-    leaf = spec.action_leaves[0]
+    leaf = spec.field("actions").leaves[0]
     low, high = torch.from_numpy(leaf.low).float(), torch.from_numpy(leaf.high).float()
     before = torch.randn(1, n, spec.action_dim, generator=torch.Generator().manual_seed(seed)) * spread
     rows[..., spec.actions] = low + (before.tanh() + 1) / 2 * (high - low)
