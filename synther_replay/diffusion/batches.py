@@ -10,6 +10,8 @@ from torch import Tensor
 from synther_replay.diffusion import edm
 from synther_replay.diffusion.network import NetworkShape, Weights, forward
 
+# Share of training rows whose condition is hidden, so that one network learns both distributions.
+_HIDDEN_CONDITIONS = 0.2
 # Number of held-out batches. Their rows and noise are fixed, so two losses differ only by the model.
 _HELD_OUT_BATCHES = 8
 
@@ -32,11 +34,12 @@ def draw_batches(
     dtype: torch.dtype,
     levels: edm.NoiseLevels,
     rng: torch.Generator,
+    hidden: float = _HIDDEN_CONDITIONS,
 ) -> NoisyBatches:
     """Draw rows uniformly with replacement and add noise.
 
     Args:
-        rows: Clean rows of each model, ``(M, capacity, dim)``.
+        rows: Clean rows of each model and their conditions, ``(M, capacity, dim + condition)``.
         used: Number of rows to draw from; a tensor if a CUDA graph must read the current value.
         size: ``(K, M, B)``.
         shape: Sizes of the network.
@@ -44,16 +47,22 @@ def draw_batches(
         dtype: Compute dtype of the network.
         levels: Distribution of the noise levels.
         rng: Random generator on the device of the rows.
+        hidden: Share of rows whose condition is hidden.
     """
-    stack, capacity, dim = rows.shape
+    stack, capacity, columns = rows.shape
     device = rows.device
     # float64: float32 has too few values for uniform indices into a large buffer
     index = (torch.rand(size, device=device, generator=rng, dtype=torch.float64) * used).long()
     offset = torch.arange(stack, device=device)[:, None] * capacity
-    x = rows.view(-1, dim)[index + offset]
+    drawn = rows.view(-1, columns)[index + offset]
+    x = drawn[..., : shape.dim]
     sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
-    return NoisyBatches(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
+    batches = NoisyBatches(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))
+    if shape.condition:
+        present = (torch.rand((*size, 1), device=device, generator=rng, dtype=torch.float32) >= hidden).float()
+        edm.write_condition(batches.features, shape, drawn[..., shape.dim :], present)
+    return batches
 
 
 class HeldOutBatches:
@@ -70,7 +79,7 @@ class HeldOutBatches:
         levels: edm.NoiseLevels,
         rng: torch.Generator,
     ) -> None:
-        """Draw the batches from rows ``(M, n, dim)``."""
+        """Draw the batches from rows and conditions ``(M, n, dim + condition)``."""
         self._shape = shape
         size = (_HELD_OUT_BATCHES, rows.shape[0], batch_size)
         self._batches = draw_batches(
@@ -82,6 +91,7 @@ class HeldOutBatches:
             dtype=dtype,
             levels=levels,
             rng=rng,
+            hidden=0.0,
         )
 
     def loss(self, weights: Tensor) -> Tensor:

@@ -100,9 +100,24 @@ def _denoised(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
     return x / variance + y[..., : x.shape[-1]].float() * (sigma * variance.rsqrt())
 
 
-def denoise(w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float) -> Tensor:
-    """Return ``D(x; sigma)`` for rows ``(M, B, dim)`` at one noise level."""
+def denoise(
+    w: Weights, shape: NetworkShape, frequencies: Tensor, x: Tensor, sigma: float, condition: Tensor | None = None
+) -> Tensor:
+    """Return ``D(x; sigma)`` for rows ``(M, B, dim)`` at one noise level, given conditions ``(M, B, C)`` if any."""
     level = x.new_full((1, 1, 1), sigma)  # a tensor: a Python float would cause a recompilation per noise level
     features = _level_features(level, frequencies, shape.padded_features, w.out.dtype)
+    if condition is not None:
+        features = features.expand(-1, x.shape[1], -1).clone()
+        write_condition(features, shape, condition)
     y = forward_at_one_level(w, _scaled_input(x, level, shape.padded_dim, w.out.dtype), features)
     return _denoised(x, y, level)
+
+
+def write_condition(features: Tensor, shape: NetworkShape, condition: Tensor, present: Tensor | None = None) -> None:
+    """Write conditions ``(..., C)`` into features ``(..., padded_features)``, zeros where they are not `present`.
+
+    The feature after the condition tells whether there is one.
+    """
+    start, stop = shape.noise_features, shape.features - 1
+    features[..., start:stop] = condition if present is None else condition * present
+    features[..., stop : stop + 1] = 1.0 if present is None else present

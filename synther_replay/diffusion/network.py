@@ -1,6 +1,6 @@
 """The denoising network of M independent models: a residual MLP with a hand-written backward pass.
 
-    s = silu(features @ time1 + b)                  noise level, as random Fourier features
+    s = silu(features @ time1 + b)                  noise level, as random Fourier features, and condition if any
     z = s @ time2 + x @ project + b                 noisy row
     h_0 = z @ widen + b_0
     h_{k+1} = h_k + relu(h_k) @ blocks[k] + b_{k+1}
@@ -59,6 +59,7 @@ class NetworkShape:
         embedding: Units of the embedding of the noise level, and of the row unless `direct`; a multiple of 8.
         fourier: Number of random Fourier features of the noise level, even.
         direct: Whether the row enters the trunk without the embedding, and each column has a gain.
+        condition: Number of values that the rows are conditioned on; 0: none, and the network is as without this field.
     """
 
     dim: int
@@ -67,6 +68,7 @@ class NetworkShape:
     embedding: int = 128
     fourier: int = 16
     direct: bool = False
+    condition: int = 0
 
     @property
     def padded_dim(self) -> int:
@@ -74,9 +76,19 @@ class NetworkShape:
         return _aligned(self.dim)
 
     @property
+    def noise_features(self) -> int:
+        """Number of features of the noise level: log sigma, sines, cosines."""
+        return 1 + self.fourier
+
+    @property
+    def features(self) -> int:
+        """Number of features: of the noise level, the condition, and whether there is one."""
+        return self.noise_features + (self.condition + 1 if self.condition else 0)
+
+    @property
     def padded_features(self) -> int:
-        """Number of noise features (log sigma, sines, cosines) padded to a multiple of 8."""
-        return _aligned(1 + self.fourier)
+        """`features` padded to a multiple of 8; the padding is zero."""
+        return _aligned(self.features)
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each entry of `Weights` for one model."""
@@ -149,8 +161,8 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
     flat = torch.zeros(stack, shape.parameters, dtype=torch.float32, device=rng.device)
     w = Weights.of(flat, shape)
     fan_in = {
-        "time1": 1 + shape.fourier,
-        "time1_bias": 1 + shape.fourier,
+        "time1": shape.features,
+        "time1_bias": shape.features,
         "time2": shape.embedding,
         "embedding_bias": shape.embedding,
         "project": shape.dim,
@@ -163,7 +175,7 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
         view.uniform_(-bound, bound, generator=rng)
     w.trunk_bias[:, 0] *= math.sqrt(shape.width / shape.embedding)  # the bias of `widen`
     # The padding has no effect and no gradient; zeros keep it out of the gradient norm.
-    w.time1[:, 1 + shape.fourier :] = 0
+    w.time1[:, shape.features :] = 0
     w.project[:, shape.dim :] = 0
     w.out[..., shape.dim :] = 0
     w.out_bias[..., shape.dim :] = 0
@@ -234,16 +246,20 @@ def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activation
 
 
 def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
-    """Return the output of `forward` for rows at one noise level, features ``(M, 1, padded_features)``.
+    """Return the output of `forward` without keeping activations.
 
-    There is no relu between the first matrix products, so the noise level is added after them, with the biases.
+    Features are those of one noise level for all rows, ``(M, 1, padded_features)``, or one line per row if rows have
+    conditions. There is no relu between the first matrix products, so what is equal for all rows is added after them,
+    with the biases.
     """
     _, silu = _biased_silu(torch.bmm(features, w.time1), w.time1_bias)
     level = torch.baddbmm(w.embedding_bias, silu, w.time2)
-    h = torch.bmm(x, w.project)
-    if not w.direct:
-        h = torch.bmm(h, w.widen)
-    shift = _running_sum(w.trunk_bias) + torch.bmm(level, w.widen)
+    shift, h = _running_sum(w.trunk_bias), torch.bmm(x, w.project)
+    if features.shape[1] == 1:
+        h = h if w.direct else torch.bmm(h, w.widen)
+        shift = shift + torch.bmm(level, w.widen)
+    else:
+        h = h.baddbmm_(level, w.widen) if w.direct else torch.bmm(h + level, w.widen)
     y = _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
     if w.direct:
         _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x)

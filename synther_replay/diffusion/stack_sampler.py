@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class SamplerSettings:
 
 
 SOLVERS = ("heun", "dpm_solver_2m")
+Mode = Literal["plain", "given", "guided"]  # without condition, with it, and both evaluated and weighed
 
 # On CUDA a chunk has a fixed size: the full one, or a smaller one for what is left. Each that is used takes a capture
 # and memory, so there are few.
@@ -67,6 +69,14 @@ def fixed_size(count: int, largest: int) -> int:
     return min(size for share in _SMALLER if (size := -(-largest // share)) >= count)
 
 
+class _Chunk(NamedTuple):
+    """Rows that are computed at once, ``(M, k, dim)``, their conditions, and the function that computes them."""
+
+    rows: Tensor
+    condition: Tensor
+    solve: Callable[[], None]
+
+
 class StackSampler:
     """Samples from M denoisers; holds a copy of their weights.
 
@@ -94,7 +104,8 @@ class StackSampler:
         self.weights = torch.zeros(stack, shape.parameters, dtype=dtype, device=device)
         self.frequencies = torch.zeros(stack, 1, shape.fourier // 2, dtype=torch.float32, device=device)
         self.rng = torch.Generator(device)
-        self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}  # by chunk size: its rows and its replay
+        self.guidance = torch.zeros((), dtype=torch.float32, device=device)  # a tensor: CUDA graphs read its value
+        self._graphs: dict[tuple[int, Mode], _Chunk] = {}
 
     def load(self, weights: Tensor, frequencies: Tensor) -> None:
         """Copy EMA weights ``(M, P)`` and frequencies in place; CUDA graphs stay valid."""
@@ -102,7 +113,14 @@ class StackSampler:
         self.frequencies.copy_(frequencies)
 
     @torch.no_grad()
-    def draw(self, n: int, seed: int, write: Callable[[int, Tensor], None]) -> None:
+    def draw(
+        self,
+        n: int,
+        seed: int,
+        write: Callable[[int, Tensor], None],
+        condition: Tensor | None = None,
+        guidance: float = 1.0,
+    ) -> None:
         """Generate `n` rows per model, chunk by chunk.
 
         Args:
@@ -110,34 +128,47 @@ class StackSampler:
             seed: Random seed; rows are deterministic per device.
             write: Called with the index of the first row of a chunk and the chunk ``(M, k, dim)``, whose memory is
                 reused by the next chunk.
+            condition: Conditions of the rows, ``(M, n, C)``; None: none.
+            guidance: Weight w of classifier-free guidance, ``D = D_without + w (D_with - D_without)``. 0 is without the
+                condition and 1 with it, at one evaluation of the network; others take two.
         """
+        mode: Mode = "plain" if condition is None or guidance == 0 else "given" if guidance == 1 else "guided"
         chunks = [(start, min(self.rows_per_chunk, n - start)) for start in range(0, n, self.rows_per_chunk)]
-        solvers = {count: self._solver(count) for _, count in chunks}  # a capture draws random numbers
+        solvers = {count: self._chunk(count, mode) for _, count in chunks}  # a capture draws random numbers
         self.rng.manual_seed(derive_seed(seed))
+        self.guidance.fill_(guidance)
         for start, count in chunks:
-            rows, solve_chunk = solvers[count]
-            solve_chunk()
-            write(start, rows[:, :count])
+            chunk = solvers[count]
+            if condition is not None and mode != "plain":
+                chunk.condition[:, :count] = condition[:, start : start + count]
+            chunk.solve()
+            write(start, chunk.rows[:, :count])
 
-    def _solver(self, count: int) -> tuple[Tensor, Callable[[], None]]:
+    def _chunk(self, count: int, mode: Mode) -> _Chunk:
         """Return memory for at least `count` rows of each model and a function that fills it."""
         if self.device.type != "cuda":
-            rows = self._empty(count)
-            return rows, functools.partial(self._solve_into, rows)
+            return self._new_chunk(count, mode)
         size = fixed_size(count, self.rows_per_chunk)
-        if size not in self._graphs:
-            rows = self._empty(size)
-            self._graphs[size] = rows, capture(functools.partial(self._solve_into, rows), self.rng)
-        return self._graphs[size]
+        if (size, mode) not in self._graphs:
+            chunk = self._new_chunk(size, mode)
+            self._graphs[size, mode] = chunk._replace(solve=capture(chunk.solve, self.rng))
+        return self._graphs[size, mode]
 
-    def _empty(self, rows: int) -> Tensor:
-        return self.weights.new_empty(len(self.weights), rows, self.shape.dim, dtype=torch.float32)
+    def _new_chunk(self, size: int, mode: Mode) -> _Chunk:
+        rows, condition = (
+            self.weights.new_zeros(len(self.weights), size, columns, dtype=torch.float32)
+            for columns in (self.shape.dim, self.shape.condition)
+        )
+        return _Chunk(rows, condition, functools.partial(self._solve_into, rows, condition, mode))
 
-    def _solve_into(self, out: Tensor) -> None:
-        weights = Weights.of(self.weights, self.shape)
+    def _solve_into(self, out: Tensor, condition: Tensor, mode: Mode) -> None:
+        network = Weights.of(self.weights, self.shape), self.shape, self.frequencies
 
         def denoise(x: Tensor, sigma: float) -> Tensor:
-            return edm.denoise(weights, self.shape, self.frequencies, x, sigma)
+            if mode == "plain":
+                return edm.denoise(*network, x, sigma)
+            given = edm.denoise(*network, x, sigma, condition)
+            return given if mode == "given" else torch.lerp(edm.denoise(*network, x, sigma), given, self.guidance)
 
         noise = torch.randn(out.shape, dtype=out.dtype, device=out.device, generator=self.rng)
         out.copy_(solve(denoise, noise, self.settings, self.rng))

@@ -103,7 +103,8 @@ class StackTrainer:
         self.rows_used, self.steps_taken, self.learning_rate, self.average_weight = torch.zeros(
             4, dtype=torch.float64, device=device
         ).unbind()
-        self.data = torch.empty(stack, 0, shape.dim, dtype=torch.float32, device=device)
+        self.columns = shape.dim + shape.condition  # of the training data
+        self.data = torch.empty(stack, 0, self.columns, dtype=torch.float32, device=device)
         self._replay: Callable[[], None] | None = None  # CUDA graph of a block
         self._captured_for: tuple[int, int] | None = None
         self._announced = False  # whether the duration of a fit has been logged
@@ -128,8 +129,8 @@ class StackTrainer:
         """Train all models. If it raises, the models are unchanged.
 
         Args:
-            train: Encoded rows, ``(M, n, dim)``.
-            held_out: Encoded rows for validation, ``(M, k, dim)``; None: no early stopping.
+            train: Encoded rows and their conditions, ``(M, n, dim + condition)``.
+            held_out: The same for validation, ``(M, k, dim + condition)``; None: no early stopping.
             plan: Training arguments.
             on_progress: Called at every evaluation with steps, mean loss and mean held-out loss.
 
@@ -138,8 +139,8 @@ class StackTrainer:
             DivergedError: A loss became non-finite.
         """
         for name, rows in (("train", train), ("held_out", held_out)):
-            if rows is not None and tuple(rows.shape) != (self.stack, max(1, rows.shape[-2]), self.shape.dim):
-                raise ValueError(f"{name}: expected shape ({self.stack}, n, {self.shape.dim}), got {tuple(rows.shape)}")
+            if rows is not None and tuple(rows.shape) != (self.stack, max(1, rows.shape[-2]), self.columns):
+                raise ValueError(f"{name}: expected shape ({self.stack}, n, {self.columns}), got {tuple(rows.shape)}")
         with self.rollback_on_error(), torch.autocast(self.device.type, enabled=False):
             if plan.from_scratch and self.adam_steps:
                 self.reset()
@@ -261,7 +262,7 @@ class StackTrainer:
             self.data = train.to(self.device).contiguous()
             return
         if n > self.data.shape[1]:
-            size = (self.stack, 1 << (n - 1).bit_length(), self.shape.dim)
+            size = (self.stack, 1 << (n - 1).bit_length(), self.columns)
             self.data = torch.empty(size, dtype=torch.float32, device=self.device)
             self._captured_for = None
         self.data[:, :n] = train
@@ -269,7 +270,7 @@ class StackTrainer:
     def release(self) -> None:
         """Free the training rows; on CUDA the graph keeps them."""
         if self.device.type != "cuda":
-            self.data = self.data.new_empty(self.stack, 0, self.shape.dim)
+            self.data = self.data.new_empty(self.stack, 0, self.columns)
 
     def _block_for(self, batch_size: int) -> Callable[[], None]:
         """Return a function that trains one block; on CUDA it replays a graph.
