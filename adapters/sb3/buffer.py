@@ -1,7 +1,7 @@
 """SynthERBuffer: a replay buffer for Stable-Baselines3.
 
-Usage: ``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``. It inherits storage, `add` and n-step returns from
-SB3's own buffer; only `sample` differs.
+Usage: ``SAC("MlpPolicy", env, replay_buffer_class=SynthERBuffer)``. It inherits storage and `add` from SB3's own
+buffer; only `sample` differs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from synther_replay.adapters.sb3.batches import join_batches
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.config import GeneratorConfig
-from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.data.spec import DISCOUNT
+from synther_replay.data.transitions import TransitionSpec
 from synther_replay.options import SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.schedule import RetrainSchedule
@@ -29,7 +30,11 @@ from synther_replay.replay.source import SyntheticSource
 
 
 def transition_spec(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], *, scaled_actions: bool = True
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    *,
+    scaled_actions: bool = True,
+    n_steps: int = 1,
 ) -> TransitionSpec:
     """Return the spec of the transitions in a `SynthERBuffer`; needed to construct your own generator.
 
@@ -37,6 +42,7 @@ def transition_spec(
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
         scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as SB3's algorithms do.
+        n_steps: Number of steps of a row; with more than 1, rows have the field ``discount``.
     """
     if scaled_actions and isinstance(action_space, spaces.Box):
         action_space = spaces.Box(-1.0, 1.0, action_space.shape, np.float32)
@@ -50,7 +56,7 @@ def transition_spec(
         raise TypeError(
             f"observation_space: Stable-Baselines3 does not support Tuple observations, got {observation_space}"
         )
-    return TransitionSpec.from_spaces(observation_space, action_space)
+    return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
 
 
 class SynthERBuffer(NStepReplayBuffer):
@@ -74,8 +80,8 @@ class SynthERBuffer(NStepReplayBuffer):
         n_envs: Number of environments.
         optimize_memory_usage: Requires ``real_ratio=1``: it overwrites next observations that the generator needs.
         handle_timeout_termination: Whether episodes that end by a time limit count as not terminated.
-        n_steps: Number of steps of real rows, as in SB3's `NStepReplayBuffer`. Synthetic rows have one step;
-            `discounts` of the batch holds the discount of each row.
+        n_steps: Number of steps of a row, as in SB3's `NStepReplayBuffer`. The generator learns n-step rows;
+            `discounts` of the batch holds the discount of each row, real or synthetic.
         gamma: Discount factor of the algorithm; only used with ``n_steps > 1``.
         real_ratio: Share of real rows in each batch; with 1 the buffer behaves exactly like SB3's own.
         generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU,
@@ -129,7 +135,7 @@ class SynthERBuffer(NStepReplayBuffer):
             )
         if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
-        spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions)
+        spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions, n_steps=n_steps)
         options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
@@ -186,8 +192,6 @@ class SynthERBuffer(NStepReplayBuffer):
         if self.source.real_ratio == 1.0:
             return super().sample(batch_size, env)
         drawn = self.source.draw(batch_size)
-        if self.n_steps > 1:
-            return self._sample_n_step(batch_size, env, drawn)
         if drawn is None:
             return self._as_samples(self._real.sample(batch_size), env)
         batch, places = drawn
@@ -199,7 +203,7 @@ class SynthERBuffer(NStepReplayBuffer):
         """Return the rows of `count` calls of `sample` in one batch; faster than the calls."""
         whole_number("count", count)
         overridden = type(self).sample not in (SynthERBuffer.sample, SynthERDictBuffer.sample)
-        if overridden or self.source.real_ratio == 1.0 or self.n_steps > 1:
+        if overridden or self.source.real_ratio == 1.0:
             return join_batches([self.sample(batch_size, env) for _ in range(count)])
         self._count_steps()
         drawn = [self.source.draw(batch_size) for _ in range(count)]
@@ -230,21 +234,6 @@ class SynthERBuffer(NStepReplayBuffer):
         if self.source.real_ratio < 1.0 and not len(self._real):
             raise ValueError("buffer is empty: add transitions before sampling")
 
-    def _sample_n_step(
-        self, batch_size: int, env: VecNormalize | None, drawn: tuple[Transitions, Tensor] | None
-    ) -> ReplayBufferSamples:
-        """Mix real n-step rows, computed by SB3, with synthetic one-step rows."""
-        if drawn is None:
-            return super().sample(batch_size, env)
-        batch, places = drawn
-        mixed = self._as_samples(batch.rows, env)._replace(
-            discounts=torch.full((batch_size, 1), self.gamma, dtype=torch.float32, device=self.device)
-        )
-        if len(places):
-            for field, real in zip(mixed, super().sample(len(places), env), strict=True):
-                field.index_copy_(0, places, real.to(field.dtype))
-        return mixed
-
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         one_step = super(NStepReplayBuffer, self)._get_samples
         return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
@@ -254,13 +243,21 @@ class SynthERBuffer(NStepReplayBuffer):
         spec = self.source.spec
         rewards = _copy(rows[:, spec.rewards])
         if env is not None:
-            rewards = self._on_host(rewards, lambda values: env.normalize_reward(values).astype(np.float32))
+            rewards = self._normalised_rewards(rewards, env)
         return self._samples_type()(
             observations=self._as_observations(rows[:, spec.observations], env),
             actions=_copy(rows[:, spec.actions], self.actions.dtype),
             next_observations=self._as_observations(rows[:, spec.next_observations], env),
             dones=_copy(rows[:, spec.terminated]),
             rewards=rewards,
+            discounts=None if self.n_steps == 1 else _copy(rows[:, spec.field(DISCOUNT).columns]),
+        )
+
+    def _normalised_rewards(self, rewards: Tensor, env: VecNormalize) -> Tensor:
+        """Normalise n-step returns by their average reward, so that clipping is the one of single rewards."""
+        weight = sum(self.gamma**step for step in range(self.n_steps))
+        return self._on_host(
+            rewards, lambda values: (env.normalize_reward(values / weight) * weight).astype(np.float32)
         )
 
     def _samples_type(self) -> Any:

@@ -11,8 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from synther_replay.adapters.sb3.n_step import n_step_returns
 from synther_replay.adapters.sb3.units import look_unscaled
 from synther_replay.common.seeding import derive_seed
+from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import is_out_of_memory
 from synther_replay.replay.indices import IndexStream
@@ -23,6 +25,7 @@ class RealRows:
 
     The transition of environment e at position p has the row number ``p * n_envs + e`` on every device, so a run can
     continue on another device. If the mirror does not fit into GPU memory, rows are read from the arrays and copied.
+    With ``buffer.n_steps > 1`` the rows are n-step transitions.
 
     The buffer owns its rows, so they refer to it weakly: a cycle would keep the memory of a dropped buffer until the
     garbage collector runs.
@@ -122,18 +125,25 @@ class RealRows:
     def _gather(self, index: np.ndarray) -> np.ndarray:
         """Read rows by number from SB3's arrays, ``(n, dim)``."""
         buffer, start = self.buffer, 0
+        returns = n_step_returns(buffer, index) if buffer.n_steps > 1 else None
+        last = index if returns is None else returns.last
         rows = np.empty((len(index), self.spec.dim), np.float32)
         observations, following = (
             tuple(held.values()) if isinstance(held, dict) else (held,)
             for held in (buffer.observations, buffer.next_observations)
         )
+        held = [(array, index) for array in (*observations, buffer.actions, buffer.rewards)]
+        held += [(array, last) for array in following]
         with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and the row invalid
-            for array in (*observations, buffer.actions, buffer.rewards, *following):
+            for array, chosen in held:
                 columns = array.reshape(buffer.buffer_size * buffer.n_envs, -1)
-                rows[:, start : start + columns.shape[1]] = columns.take(index, 0)
+                rows[:, start : start + columns.shape[1]] = columns.take(chosen, 0)
                 start += columns.shape[1]
-        ended, by_time = (array.reshape(-1).take(index) for array in (buffer.dones, buffer.timeouts))
+        ended, by_time = (array.reshape(-1).take(last) for array in (buffer.dones, buffer.timeouts))
         rows[:, start] = ended * (1 - by_time)
+        if returns is not None:
+            rows[:, self.spec.rewards] = returns.rewards
+            rows[:, self.spec.field(DISCOUNT).columns] = returns.discounts
         return rows
 
     def _mirrors(self) -> bool:
@@ -167,7 +177,9 @@ class RealRows:
             self._mirror = None  # free the old mirror before allocating the new one
             self._mirror = torch.empty(size, self.spec.dim, dtype=torch.float32, device=self.device)
             self._seen = buffer.added - buffer.size()
-        behind = min(buffer.added - self._seen, buffer.size())
+        behind = buffer.added - self._seen
+        if behind:  # rows of several steps that had reached the newest one go on now
+            behind = min(behind + buffer.n_steps - 1, buffer.size())
         first, size = (buffer.pos - behind) % buffer.buffer_size, buffer.buffer_size
         for positions in (range(first, min(first + behind, size)), range(first + behind - size)):  # wraps around
             if positions:

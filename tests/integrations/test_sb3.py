@@ -21,8 +21,16 @@ from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from synther_replay import DiffusionGenerator, DivergedError, GeneratorConfig, RetrainSchedule, TransitionSpec
+from synther_replay import (
+    DiffusionGenerator,
+    DivergedError,
+    GeneratorConfig,
+    RetrainSchedule,
+    Transitions,
+    TransitionSpec,
+)
 from synther_replay.adapters.sb3 import SynthERBuffer, SynthERCallback, SynthERDictBuffer, transition_spec
+from synther_replay.adapters.sb3.rows import RealRows
 
 SIZES = {"width": 16, "depth": 1, "embedding": 16, "steps": 20, "refit_steps": 10, "batch_size": 32}
 TINY = GeneratorConfig.tiny(**SIZES, sampling_steps=4)
@@ -119,7 +127,7 @@ def make(fake):
     """Makes a buffer with a fake generator: the reward of its rows is minus the number of fits."""
 
     def build(size=100, *, observation_space=PLANE, action_space=FORCE, n_envs=1, generator=None, **options):
-        spec = transition_spec(observation_space, action_space)
+        spec = transition_spec(observation_space, action_space, n_steps=options.get("n_steps", 1))
         options = {"schedule": RetrainSchedule(every=10, rows=40, start=10), "device": "cpu", "seed": 0} | options
         generator = type(fake)(spec) if generator is None else generator
         return SynthERBuffer(size, observation_space, action_space, n_envs=n_envs, generator=generator, **options)
@@ -539,9 +547,9 @@ def test_real_and_synthetic_rows_are_normalised_as_the_environment_does(make, re
         batch = buffer.sample(16, env)
         for name in ("observations", "next_observations"):
             assert np.array_equal(getattr(batch, name).numpy(), env.normalize_obs(getattr(raw, name).numpy()))
-        single = slice(None) if n_steps == 1 else ~is_real(raw)  # sums of normalised rewards are not normalised sums
-        expected = env.normalize_reward(raw.rewards[single].numpy()).astype(np.float32)
-        assert np.array_equal(batch.rewards[single].numpy(), expected)
+        if n_steps == 1:
+            expected = env.normalize_reward(raw.rewards.numpy()).astype(np.float32)
+            assert np.array_equal(batch.rewards.numpy(), expected)
         assert torch.equal(batch.actions, raw.actions)
         assert torch.equal(batch.dones, raw.dones)
 
@@ -584,49 +592,110 @@ def test_run_with_normalisation_across_a_refit():
 # --- n-step returns ---------------------------------------------------------------------------------------------------
 
 
-def sorted_rows(batch, keep):
-    return sorted(torch.cat([field[keep].float() for field in flat(batch).values()], 1).tolist())
+def as_rows(batch):
+    """All fields of a batch side by side."""
+    return torch.cat([field.float() for field in flat(batch).values()], 1)
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
-@pytest.mark.parametrize("steps", [20, 45])
-def test_real_n_step_rows_are_those_of_sb3(make, n_envs, steps):
-    options = {"n_envs": n_envs, "n_steps": 3, "gamma": GAMMA}
-    ours = fill(make(30 * n_envs, **options), steps)
-    theirs = fill(NStepReplayBuffer(30 * n_envs, PLANE, FORCE, device="cpu", **options), steps)
-    for _ in range(20):
-        state = np.random.get_state()
-        batch = ours.sample(16)
-        np.random.set_state(state)
-        expected = theirs.sample(8)
-        real = is_real(batch)
-        assert real.sum() == 8
-        assert sorted_rows(batch, real) == sorted_rows(expected, slice(None))
-        assert [(f.dtype, f.shape[1:]) for f in batch] == [(f.dtype, f.shape[1:]) for f in expected]
+def nth_rows(buffer, env=None):
+    """Every n-step row of a buffer of one environment, by SB3's own code."""
+    return as_rows(NStepReplayBuffer._get_samples(buffer, np.arange(buffer.size()), env))
 
 
-def test_discounts_say_how_many_steps_a_row_has(make):
-    buffer = fill(make(n_steps=3, gamma=GAMMA), 20)
-    seen = set()
-    for _ in range(50):
-        batch = buffer.sample(16)
-        real = is_real(batch)
-        assert batch.discounts.shape == (16, 1)
-        assert torch.equal(batch.discounts[~real], torch.full((8, 1), GAMMA))
-        for observation, discount in zip(batch.observations[real], batch.discounts[real], strict=True):
-            k = next(k for k in range(20) if np.array_equal(row(k)[0], observation))
-            length = next(n for n in (1, 2, 3) if n == 3 or (k + n - 1) % 5 == 0 or k + n - 1 == 19)
-            assert float(discount) == pytest.approx(GAMMA**length, rel=1e-6)
-            seen.add(length)
-    assert seen == {1, 2, 3}
+@pytest.mark.parametrize("mirrors", [False, True])
+@pytest.mark.parametrize("handled", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 20, 29, 30, 31, 45, 60])
+def test_n_step_rows_are_those_of_sb3(monkeypatch, make, steps, handled, mirrors):
+    monkeypatch.setattr(RealRows, "_mirrors", lambda self: mirrors)
+    buffer = make(30, n_steps=3, gamma=GAMMA, handle_timeout_termination=handled)
+    for first in range(steps):
+        fill(buffer, 1, first)
+        rows = buffer.source.real.transitions()
+    theirs = NStepReplayBuffer(30, PLANE, FORCE, "cpu", n_steps=3, gamma=GAMMA, handle_timeout_termination=handled)
+    expected = fill(theirs, steps)._get_samples(np.arange(min(steps, 30)))
+    assert torch.equal(rows.observations, expected.observations)
+    assert torch.equal(rows.actions, expected.actions)
+    assert torch.equal(rows.rewards, expected.rewards[:, 0])
+    assert torch.equal(rows.next_observations, expected.next_observations)
+    assert torch.equal(rows.terminated, expected.dones[:, 0] > 0)
+    assert torch.equal(rows.field("discount"), expected.discounts[:, 0])
 
 
-def test_n_step_run_across_a_refit():
-    trained = model(TD3, options={**OPTIONS, "n_steps": 3, "gamma": GAMMA}, gamma=GAMMA).learn(60)
-    assert trained.replay_buffer.source.refits == 1
-    discounts = trained.replay_buffer.sample(64).discounts
-    assert torch.isclose(discounts, torch.tensor(GAMMA)).sum() >= 32
+@pytest.mark.parametrize("normalised", [False, True])
+def test_real_part_of_n_step_batches_is_made_of_n_step_rows(make, normalised):
+    env = normalising(n_envs=1, clip_reward=1e6) if normalised else None
+    buffer = fill(make(n_steps=3, gamma=GAMMA), 9)  # no synthetic rows yet
+    batch, theirs = buffer.sample(64, env), nth_rows(buffer, env)
+    distance = torch.cdist(as_rows(batch), theirs, p=torch.inf)
+    assert distance.amin(1).max() < 1e-4
+    assert set(distance.argmin(1).tolist()) == set(range(9))
+    expected = NStepReplayBuffer._get_samples(buffer, np.arange(9), env)
+    assert [(f.dtype, f.shape[1:]) for f in batch] == [(f.dtype, f.shape[1:]) for f in expected]
+
+
+def test_environments_are_not_mixed_up_in_n_step_rows(make):
+    buffer = fill(make(90, n_envs=3, n_steps=3, gamma=0.5), 45)
+    single = [fill_one(make(30, n_steps=3, gamma=0.5), 45, of=3, number=e) for e in range(3)]
+    rows = buffer.source.real.transitions().rows.view(30, 3, -1)
+    for e, alone in enumerate(single):
+        assert torch.equal(rows[:, e], alone.source.real.transitions().rows)
+
+
+def fill_one(buffer, steps, *, of, number):
+    """What `fill` adds of environment `number` of `of` ones."""
+    for step in range(steps):
+        observation, following, action, reward, done, late = row(step * of + number)
+        infos = [{"TimeLimit.truncated": late}]
+        buffer.add(observation, following, action, np.array([reward]), np.array([done]), infos)
+    return buffer
+
+
+def test_clipped_rewards_of_n_steps_are_those_of_clipped_single_rewards(make):
+    env = normalising(n_envs=1, clip_reward=0.01)
+    buffer = fill(make(n_steps=2, gamma=0.5, real_ratio=0.9), 9)
+    assert buffer.sample(64, env).rewards.max() == pytest.approx(0.01 * 1.5)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_synthetic_rows_have_n_steps(make, batches):
+    class Levels:
+        """Generates the rows it was fitted to, with negative rewards."""
+
+        def __init__(self, spec):
+            self.spec = spec
+
+        def fit(self, transitions):
+            self.rows = transitions.rows.clone()
+            self.rows[:, self.spec.rewards] = -1.0
+
+        def sample(self, n):
+            return Transitions(self.spec, self.rows.repeat(n, 1)[:n])
+
+    spec = transition_spec(PLANE, FORCE, n_steps=3)
+    buffer = fill(make(n_steps=3, gamma=GAMMA, generator=Levels(spec)), 20)
+    batch = buffer.sample_batches(batches, 64)
+    synthetic = ~is_real(batch)
+    assert synthetic.sum() == 32 * batches
+    assert batch.discounts.shape == (64 * batches, 1)
+    levels = torch.tensor([GAMMA, GAMMA**2, GAMMA**3])
+    for own in (batch.discounts[synthetic], batch.discounts[~synthetic]):
+        assert torch.allclose(own.unique().sort(descending=True).values, levels)
+    theirs = NStepReplayBuffer._get_samples(buffer, np.arange(20))
+    nearest = torch.cdist(batch.observations[synthetic], theirs.observations).argmin(1)
+    assert torch.equal(batch.discounts[synthetic], theirs.discounts[nearest])
+    assert torch.equal(batch.next_observations[synthetic], theirs.next_observations[nearest])
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3, DQN])
+def test_n_step_run_across_a_refit(algorithm):
+    trained = model(algorithm, options={**OPTIONS, "n_steps": 3, "gamma": GAMMA}, gamma=GAMMA).learn(60)
+    source = trained.replay_buffer.source
+    assert source.refits == 1
+    discounts = source.store.rows[:, source.spec.field("discount").columns]
+    real = source.real.transitions().field("discount")
+    assert set(discounts.unique().tolist()) <= set(real.unique().tolist())
     assert torch.isclose(discounts, torch.tensor(GAMMA**3)).any()
+    assert trained.replay_buffer.sample(64).discounts.shape == (64, 1)
     assert parameters(trained).isfinite().all()
 
 
