@@ -14,7 +14,8 @@ Per column of a row:
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 when decoding.
 * With `exact`, a column with few distinct values decodes to the nearest of them, see `levels`; and rewards of
   terminated rows are shifted and scaled to the distribution of the others. `restore_terminal_rewards` undoes that once
-  `terminated` is known, so a bonus at the end of an episode always goes with the end.
+  `terminated` is known, so a bonus at the end of an episode always goes with the end. Values that many rows of an
+  observation or reward have exactly come back exactly, see `atoms`.
 
 Columns that are constant in the data decode to exactly that constant. Statistics are per model of a stack. Rows are
 processed in blocks, so that memory stays bounded by rows and codes.
@@ -23,13 +24,14 @@ processed in blocks, so that memory stays bounded by rows and codes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.data.atoms import MAX_ATOMS, close_gaps, find_atoms, gap_widths, open_gaps
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
 from synther_replay.data.standardisation import Standardisation, plausible_range
@@ -51,7 +53,8 @@ _WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
 _BLOCK = 65_536  # rows encoded at once, over all models
 _LARGEST_RAW_REWARD = 3.0  # standard deviation up to which rewards can stay un-normalised; the model's data has 1
 _TERMINAL_ROWS = 10  # with fewer terminated rows the mean of their rewards is mostly noise
-_STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant", "levels", "terminal")
+_STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
+_EXACT_STATISTICS = ("levels", "terminal", "atoms", "gap")
 
 
 class TransitionCodec:
@@ -63,8 +66,8 @@ class TransitionCodec:
         unsquash_actions: Whether to map bounded continuous actions through atanh.
         find_limits: Whether frequent extreme values of observations and rewards are treated as clipping limits that
             the space does not declare.
-        exact: Whether columns with few distinct values keep exactly these, and rewards of terminated rows are modelled
-            relative to their own mean.
+        exact: Whether columns with few distinct values keep exactly these, frequent values of others stay exact, and
+            rewards of terminated rows are modelled relative to their own mean.
     """
 
     def __init__(
@@ -116,21 +119,24 @@ class TransitionCodec:
         )
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
-        self._outlying, self._pushed = torch.empty(2, 0, dtype=torch.long, device="cpu")
+        self._outlying, self._pushed, self._opened = torch.empty(3, 0, dtype=torch.long, device="cpu")
 
     def fit(self, rows: Tensor) -> None:
         """Compute the statistics of finite rows ``(M, n, dim)``."""
         self._move_to(rows.device)
-        self.statistics = self._without_levels(len(rows))
-        self._level_columns = []
+        self.statistics = self._inexact(len(rows))
+        self._index_columns()
+        some = rows[:, _sample_of(rows.shape[1], rows.device)]
         if self.exact:
             self.statistics["levels"] = find_levels(rows, self._plain)
             self._index_columns()
             if self._reward not in self._level_columns:
                 self.statistics["terminal"] = self._terminal_statistics(rows)
+            self.statistics |= self._atom_statistics(self._plain_values(some))
+            self._index_columns()
 
         seen, digits_seen = self._ranges(rows)
-        sample = self._plain_values(rows[:, _sample_of(rows.shape[1], rows.device)])
+        sample = self._plain_values(some)
         plausible = plausible_range(sample)
         standardisation = Standardisation.of(sample, plausible, seen)
         if not self.normalise_rewards:
@@ -186,7 +192,7 @@ class TransitionCodec:
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        plain = self._squash(plain)
+        plain = self._squash(self._at_gaps(close_gaps, plain))
         for column in self._level_columns:
             levels = s["levels"][..., column]
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
@@ -212,13 +218,15 @@ class TransitionCodec:
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore a `state_dict`; a mismatch raises `CheckpointError` and changes nothing."""
-        if state and "levels" not in state:  # written by a version that had neither levels nor terminal rewards
-            state = self._without_levels(len(state["mean"])) | state
-        if state and set(state) != set(_STATISTICS):
-            raise CheckpointError(f"state: expected the statistics {_STATISTICS}, got {tuple(state)}")
+        names = (*_STATISTICS, *_EXACT_STATISTICS)
+        if state:  # files of earlier versions lack those of `exact`
+            state = self._inexact(len(state["mean"])) | state
+        if state and set(state) != set(names):
+            raise CheckpointError(f"state: expected the statistics {names}, got {tuple(state)}")
         shapes = {
             "constant": (1, self.code_dim),
             "levels": (MAX_LEVELS, len(self._plain)),
+            "atoms": (MAX_ATOMS, len(self._plain)),
             "terminal": (1, 4),
         }
         for name, tensor in state.items():
@@ -230,16 +238,21 @@ class TransitionCodec:
         if state:
             self._index_columns()
 
-    def _without_levels(self, stack: int) -> dict[str, Tensor]:
-        """Statistics of columns without levels and of rewards that terminated rows do not shift."""
-        device = self._plain.device
-        unshifted = torch.tensor([1.0, 0.0, -torch.inf, torch.inf], dtype=torch.float32, device=device)
-        levels = torch.full((stack, MAX_LEVELS, len(self._plain)), torch.nan, dtype=torch.float32, device=device)
-        return {"levels": levels, "terminal": unshifted.repeat(stack, 1, 1)}
+    def _inexact(self, stack: int) -> dict[str, Tensor]:
+        """Statistics of columns without levels and atoms, and of rewards that terminated rows do not shift."""
+        columns = len(self._plain)
+        kind: dict[str, Any] = {"dtype": torch.float32, "device": self._plain.device}
+        return {
+            "levels": torch.full((stack, MAX_LEVELS, columns), torch.nan, **kind),
+            "terminal": torch.tensor([1.0, 0.0, -torch.inf, torch.inf], **kind).repeat(stack, 1, 1),
+            "atoms": torch.full((stack, MAX_ATOMS, columns), torch.inf, **kind),
+            "gap": torch.zeros(stack, 1, columns, **kind),
+        }
 
     def _index_columns(self) -> None:
-        """Find the columns that need more than standardisation: with levels, with outliers, with a pile at a bound."""
+        """Find the columns that need more than standardisation: levels, atoms, outliers, or a pile at a bound."""
         s = self.statistics
+        self._opened = s["atoms"][:, 0].isfinite().any(0).nonzero().flatten()
         self._level_columns = (~s["levels"][:, 1].isnan()).any(0).nonzero().flatten().tolist()  # not constant ones
         if "clip_low" in s:
             beyond = (s["clip_low"] < s["low"] * s["scale"] + s["mean"]) | (
@@ -265,7 +278,21 @@ class TransitionCodec:
         gain, shift, *_ = self.statistics["terminal"].unbind(-1)
         rewards, terminated = plain[..., self._reward], rows[..., self.spec.terminated.start] > 0.5
         plain[..., self._reward] = torch.where(terminated, rewards * gain + shift, rewards)
+        return self._at_gaps(open_gaps, plain)
+
+    def _at_gaps(self, change: Callable[[Tensor, Tensor, Tensor], Tensor], plain: Tensor) -> Tensor:
+        """Open or close the gaps at the atoms of plain values, in place."""
+        if len(self._opened):
+            atoms, gap = (self.statistics[name][..., self._opened] for name in ("atoms", "gap"))
+            plain[..., self._opened] = change(plain[..., self._opened], atoms, gap)
         return plain
+
+    def _atom_statistics(self, sample: Tensor) -> dict[str, Tensor]:
+        """Atoms of observations and rewards that have no levels, and the widths of their gaps."""
+        atoms = find_atoms(sample)
+        few = self.statistics["levels"][:, :1].isfinite()
+        atoms = torch.where(few | self._is_action | self._ordinal, torch.inf, atoms)
+        return {"atoms": atoms, "gap": gap_widths(sample, atoms)}
 
     def _standardised(self, plain: Tensor) -> Tensor:
         """Codes of plain values, which are changed."""
@@ -312,7 +339,8 @@ class TransitionCodec:
         not exceed theirs. Without a bound, values are clipped to the observed or plausible range.
         """
         outermost = (torch.minimum, torch.maximum)[side]
-        bound = self._unsquashed((self._low, self._high)[side])
+        bound = self._unsquashed((self._low, self._high)[side]).expand_as(seen).clone()
+        bound = self._at_gaps(open_gaps, bound)
         bound = torch.where(self._is_action, bound, outermost(bound, seen))
         return torch.where(bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen)))
 

@@ -506,7 +506,7 @@ def test_frequent_extreme_values_are_limits_with_find_limits():
     at_limit = (rows[0, :, 1] == rows[0, :, 1].min()) | (rows[0, :, 1] == rows[0, :, 1].max())
     found = {}
     for find in (False, True):
-        codec = fitted(spec, rows, find_limits=find)
+        codec = fitted(spec, rows, find_limits=find, exact=False)
         codes = codec.encode(rows)
         torch.testing.assert_close(restored(codec, codes)[0], rows, rtol=1e-5, atol=1e-5)
         noise = torch.randn(codes.shape, generator=torch.Generator().manual_seed(0)) * 0.1
