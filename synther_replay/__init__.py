@@ -4,6 +4,7 @@ from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import DiffusionGenerator, FitReport
+from synther_replay.options import SourceOptions
 from synther_replay.protocols import Generator, RealBuffer, RealTransitions
 from synther_replay.replay.buffer import SyntheticReplayBuffer
 from synther_replay.replay.ring import RingBuffer
@@ -26,6 +27,7 @@ __all__ = [
     "RefitReport",
     "RetrainSchedule",
     "RingBuffer",
+    "SourceOptions",
     "SyntheticReplayBuffer",
     "SyntheticSource",
     "TransitionSpec",

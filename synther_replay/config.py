@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+from synther_replay.common.short_forms import from_short_form
 from synther_replay.diffusion.network import NetworkShape
 from synther_replay.diffusion.stack_sampler import SOLVERS, SamplerSettings
 
@@ -16,6 +18,7 @@ _LARGE_DATA_ROWS = 800_000
 # convolutions does not learn, and a replay buffer of 100,000 such rows would already take gigabytes.
 _MOST_CODES = 4_096
 _PRECISIONS = ("auto", "bf16", "fp32")
+_PRESETS = ("fast", "tiny", "offline", "paper")
 # Settings by what they change, see `GeneratorConfig.differences`. All others change the meaning of weights or rows.
 _NETWORK = {"width", "depth", "embedding", "squeeze_rows", "direct_rows", "fourier"}
 _TRAINING = {"steps", "refit_steps", "warm_start", "batch_size", "large_batch_size", "learning_rate", "betas"}
@@ -159,6 +162,27 @@ class GeneratorConfig:
             chunk=8_192,
         )
         return replace(small, **changes)
+
+    @classmethod
+    def of(
+        cls, value: GeneratorConfig | str | Mapping[str, Any] | None, *, default: str = "fast", name: str = "generator"
+    ) -> GeneratorConfig:
+        """Return settings from a short form.
+
+        >>> GeneratorConfig.of("paper").steps, GeneratorConfig.of({"preset": "tiny", "steps": 500}).steps
+        (100000, 500)
+
+        Args:
+            value: Settings, the name of a preset, or a mapping of fields with an optional key ``"preset"``.
+            default: The preset of None, and of a mapping without ``"preset"``.
+            name: Name of the argument, for errors.
+
+        Raises:
+            TypeError: `value` is none of these.
+            ValueError: An unknown preset or field, or a bad value.
+        """
+        config: GeneratorConfig = from_short_form(cls, value, presets=_PRESETS, default=default, name=name)
+        return config
 
     def __post_init__(self) -> None:
         """Validate all fields."""

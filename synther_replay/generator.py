@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -15,6 +16,7 @@ from tqdm import tqdm
 
 from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.short_forms import default_preset
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.codec import TransitionCodec
@@ -75,7 +77,8 @@ class DiffusionGenerator:
 
     Args:
         spec: Layout of the transitions.
-        config: Settings. None: `GeneratorConfig.fast()` on a GPU, `GeneratorConfig.tiny()` on a CPU.
+        config: Settings, or a short form of `GeneratorConfig.of`. None, and a mapping without a preset:
+            `GeneratorConfig.fast()` on a GPU, `GeneratorConfig.tiny()` on a CPU.
         device: A torch device, or "auto": the GPU if there is one, else the CPU.
         seed: Random seed. Results are deterministic for the same seed, calls and device.
         stack: Number of independent models trained and sampled in parallel. With more than one, all transitions have
@@ -88,7 +91,7 @@ class DiffusionGenerator:
     def __init__(
         self,
         spec: TransitionSpec,
-        config: GeneratorConfig | None = None,
+        config: GeneratorConfig | Mapping[str, Any] | str | None = None,
         *,
         device: torch.device | str = "auto",
         seed: int = 0,
@@ -99,11 +102,7 @@ class DiffusionGenerator:
             raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
         self.spec = spec
         self.device = resolve_device(device)
-        if config is None:
-            config = GeneratorConfig.fast() if self.device.type == "cuda" else GeneratorConfig.tiny()
-        if not isinstance(config, GeneratorConfig):
-            raise TypeError(f"config: expected a GeneratorConfig, got {config!r}")
-        self.config = config
+        self.config = GeneratorConfig.of(config, default=default_preset(self.device), name="config")
         self.seed = whole_number("seed", seed, least=0)
         self.stack = whole_number("stack", stack)
         self.rejected = 0  # total number of generated rows rejected as non-finite

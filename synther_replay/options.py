@@ -1,14 +1,15 @@
-"""SourceOptions: the options shared by all adapters, and the `SyntheticSource` built from them."""
+"""SourceOptions: the options that all adapters share, and the `SyntheticSource` built from them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.checks import whole_number
+from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.generator import DiffusionGenerator
@@ -17,63 +18,67 @@ from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
 
+GeneratorOption = Generator | GeneratorConfig | Mapping[str, Any] | str | None
+ScheduleOption = RetrainSchedule | Mapping[str, Any] | str | int | None
+
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Validated options of the synthetic part of a buffer.
+    """Validated options of the synthetic part of a buffer; every adapter takes these five, under these names.
+
+    One `seed` covers whatever this library draws: the weights and rows of a generator made from settings, which
+    synthetic rows a batch holds, and their places in it. What the framework draws follows the framework's seed. A
+    generator object that you pass keeps its own.
 
     Attributes:
         real_ratio: Share of real rows in each batch; 1 is plain replay.
-        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: the device's default preset.
-        schedule: When to refit and how many rows to generate. None: the device's default.
+        generator: Settings or a short form of `GeneratorConfig.of`: a preset's name, a mapping of fields, None for the
+            device's preset. Or any object with `fit` and `sample`.
+        schedule: When to refit and how many rows to generate: a schedule or a short form of `RetrainSchedule.of`: the
+            steps between two refits, a preset's name, a mapping of fields, None for the device's preset.
         synthetic_capacity: Maximum number of synthetic rows.
-        seed: Seed of generator and sampling order. None: the seed last passed to `torch.manual_seed`.
+        seed: None: the seed last passed to `torch.manual_seed`.
     """
 
     real_ratio: float = 0.5
-    generator: GeneratorConfig | Generator | None = None
-    schedule: RetrainSchedule | None = None
+    generator: GeneratorOption = None
+    schedule: ScheduleOption = None
     synthetic_capacity: int = 1_000_000
     seed: int | None = None
 
     def __post_init__(self) -> None:
         """Validate all fields."""
         check_real_ratio(self.real_ratio)
-        if not isinstance(self.generator, GeneratorConfig | Generator | None):
+        if not isinstance(self.generator, Generator | GeneratorConfig | Mapping | str | None):
             raise TypeError(
-                f"generator: expected a GeneratorConfig or an object with fit and sample, got {self.generator!r}"
+                "generator: expected settings (a GeneratorConfig, a preset's name, a mapping) or an object with fit "
+                f"and sample, got {self.generator!r}"
             )
-        if not isinstance(self.schedule, RetrainSchedule | None):
-            raise TypeError(f"schedule: expected a RetrainSchedule, got {self.schedule!r}")
+        if not isinstance(self.generator, Generator):
+            GeneratorConfig.of(self.generator)
+        RetrainSchedule.of(self.schedule)
         whole_number("synthetic_capacity", self.synthetic_capacity)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
 
     def check(self, spec: TransitionSpec) -> None:
         """Raise ValueError if `build` would refuse rows of this spec as too long, for example images."""
-        if self.real_ratio < 1.0 and isinstance(self.generator, GeneratorConfig | None):
-            (self.generator or GeneratorConfig.fast()).network(spec.dim)  # a column takes at least one code
+        if self.real_ratio < 1.0 and not isinstance(self.generator, Generator):
+            GeneratorConfig.of(self.generator).network(spec.dim)  # a column takes at least one code
 
     def build(
         self, real: RealTransitions, spec: TransitionSpec, device: torch.device | str | None = None
     ) -> SyntheticSource:
-        """Build the source on a device; None: the device of the generator, or the CPU.
+        """Build the source on a device; None: the device of the generator, or the GPU if there is one.
 
         Raises:
             ValueError: The rows are too long for the generator, for example images. With ``real_ratio=1`` any rows are
                 accepted, because no generator is built.
         """
         assert self.seed is not None  # set in __post_init__
-        generator: Generator | Callable[..., Generator]
-        if self.generator is None or isinstance(self.generator, GeneratorConfig):
-            generator = functools.partial(DiffusionGenerator, spec, self.generator, seed=self.seed)
-            if self.real_ratio < 1.0:
-                generator = generator(device=resolve_device(device or "cpu"))
-        else:
-            generator = self.generator
         return SyntheticSource(
             real,
-            generator,
+            self.generator,
             spec=spec,
             real_ratio=self.real_ratio,
             capacity=self.synthetic_capacity,
@@ -81,3 +86,12 @@ class SourceOptions:
             device=device,
             seed=self.seed,
         )
+
+
+def make_generator(value: Any, spec: TransitionSpec, *, device: torch.device, seed: int) -> DiffusionGenerator:
+    """Make a generator from a short form."""
+    config = GeneratorConfig.of(value, default=default_preset(device))
+    return DiffusionGenerator(spec, config, device=device, seed=seed)
+
+
+SyntheticSource.make_generator = staticmethod(make_generator)

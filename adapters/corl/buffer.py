@@ -34,7 +34,7 @@ from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
-from synther_replay.options import SourceOptions
+from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
@@ -65,14 +65,17 @@ class ReplayBuffer:
         device: Device of rows, generator and batches.
         real_ratio: Share of real rows in each batch. 0: only synthetic rows, as in the paper's offline results; 1: only
             real rows.
-        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: on a GPU
-            `GeneratorConfig.offline()`, or `fast()` if there is a schedule; on a CPU `tiny()`.
-        schedule: When `sample` refits by itself while `add_transition` adds rows; None: never. Requires `max_action`.
+        generator: Settings, see `GeneratorConfig.of`: a `GeneratorConfig`, the name of a preset, or a mapping of
+            fields. Or any object with `fit` and `sample`. None: on a GPU `GeneratorConfig.offline()`, or `fast()` if
+            there is a schedule; on a CPU `tiny()`.
+        schedule: When `sample` refits by itself while `add_transition` adds rows, see `RetrainSchedule.of`; None:
+            never. Requires `max_action`.
         synthetic_capacity: Maximum number of synthetic rows; a refit briefly holds twice as many. None: no limit.
         max_action: Actions are in [-max_action, max_action]. None: the range of the real actions; if that range has
             changed, the next `upsample` trains a new model.
-        seed: Seed of generator and mixing. None: the seed last passed to `torch.manual_seed`. Set it in CORL's files,
-            which seed torch only after they load the data.
+        seed: Seed of generator and synthetic rows, see `SourceOptions`; the real ones are drawn with `numpy.random`, as
+            in CORL. None: the seed last passed to `torch.manual_seed`. Set it in CORL's files, which seed torch only
+            after they load the data.
     """
 
     def __init__(
@@ -83,8 +86,8 @@ class ReplayBuffer:
         device: torch.device | str = "cpu",
         *,
         real_ratio: float = 0.0,
-        generator: GeneratorConfig | Generator | None = None,
-        schedule: RetrainSchedule | None = None,
+        generator: GeneratorOption = None,
+        schedule: ScheduleOption = None,
         synthetic_capacity: int | None = None,
         max_action: float | None = None,
         seed: int | None = None,
@@ -95,8 +98,8 @@ class ReplayBuffer:
             raise ValueError(f"max_action: expected a positive number, got {max_action!r}")
         self._max_action = max_action
         self._ring = RingBuffer(self._spec(math.inf), whole_number("buffer_size", buffer_size), device=device)
-        if generator is None and schedule is None:
-            generator = _fitted_once(self._ring.device)
+        if schedule is None:
+            generator = _fitted_once(generator, self._ring.device)
         limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
         self._options = SourceOptions(real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed)
         own = getattr(generator, "spec", None)
@@ -377,9 +380,11 @@ class ReplayBuffer:
         )
 
 
-def _fitted_once(device: torch.device) -> GeneratorConfig | None:
-    """Default settings of a model that is fitted once."""
-    return GeneratorConfig.offline() if device.type == "cuda" else None
+def _fitted_once(generator: GeneratorOption, device: torch.device) -> GeneratorOption:
+    """The generator of a buffer that is fitted once: on a GPU, settings without a preset are those of `offline`."""
+    if isinstance(generator, Generator) or device.type != "cuda":
+        return generator
+    return GeneratorConfig.of(generator, default="offline")
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,9 @@ from torch import Tensor
 from synther_replay.adapters.sb3.batches import join_batches
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
-from synther_replay.config import GeneratorConfig
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
-from synther_replay.options import SourceOptions
-from synther_replay.protocols import Generator
-from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.replay.source import SyntheticSource
 
 
@@ -66,7 +63,7 @@ class SynthERBuffer(NStepReplayBuffer):
     `SynthERDictBuffer`.
 
     >>> from stable_baselines3 import SAC
-    >>> options = dict(real_ratio=0.5, schedule=RetrainSchedule(every=5_000, rows=20_000, start=2_500))
+    >>> options = dict(real_ratio=0.5, generator="tiny", schedule=dict(every=5_000, start=2_500))
     >>> model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
     >>> model.replay_buffer
     SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refits=0)
@@ -84,12 +81,13 @@ class SynthERBuffer(NStepReplayBuffer):
             `discounts` of the batch holds the discount of each row, real or synthetic.
         gamma: Discount factor of the algorithm; only used with ``n_steps > 1``.
         real_ratio: Share of real rows in each batch; with 1 the buffer behaves exactly like SB3's own.
-        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU,
+        generator: Settings, see `GeneratorConfig.of`: a `GeneratorConfig`, the name of a preset, or a mapping of
+            fields. Or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU, `tiny()` on a CPU.
+        schedule: When to refit and how many rows to generate, see `RetrainSchedule.of`: a `RetrainSchedule`, the steps
+            between two refits, the name of a preset, or a mapping of fields. None: `RetrainSchedule.fast()` on a GPU,
             `tiny()` on a CPU.
-        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
-            CPU.
         synthetic_capacity: Maximum number of synthetic rows.
-        seed: Seed of generator and sampling order. None: the seed of the algorithm.
+        seed: Seed of generator, synthetic and real rows, see `SourceOptions`. None: the seed of the algorithm.
         scaled_actions: Set it to False if your own loop stores actions in the units of the environment.
     """
 
@@ -114,8 +112,8 @@ class SynthERBuffer(NStepReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
         real_ratio: float = 0.5,
-        generator: GeneratorConfig | Generator | None = None,
-        schedule: RetrainSchedule | None = None,
+        generator: GeneratorOption = None,
+        schedule: ScheduleOption = None,
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
         scaled_actions: bool = True,

@@ -31,11 +31,8 @@ from synther_replay.adapters.torchrl.rows import (
     written,
 )
 from synther_replay.common.trees import on_cpu
-from synther_replay.config import GeneratorConfig
-from synther_replay.options import SourceOptions
+from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
-from synther_replay.protocols import Generator
-from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
 
 _FILE = "synther.safetensors"  # written to the folder of the real buffer's files
@@ -70,12 +67,14 @@ class SynthERReplayBuffer:
         terminated_key: Key of the termination flag under ``"next"``; not `done`, which includes time limits.
         device: Device of generator, synthetic rows and batches. None: the device of the real storage.
         real_ratio: Share of real rows in each batch; with 1 the buffer behaves exactly like the real one.
-        generator: A `GeneratorConfig`, or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU,
+        generator: Settings, see `GeneratorConfig.of`: a `GeneratorConfig`, the name of a preset, or a mapping of
+            fields. Or any object with `fit` and `sample`. None: `GeneratorConfig.fast()` on a GPU, `tiny()` on a CPU.
+        schedule: When to refit and how many rows to generate, see `RetrainSchedule.of`: a `RetrainSchedule`, the steps
+            between two refits, the name of a preset, or a mapping of fields. None: `RetrainSchedule.fast()` on a GPU,
             `tiny()` on a CPU.
-        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
-            CPU.
         synthetic_capacity: Maximum number of synthetic rows.
-        seed: Seed of generator and sampling order. None: the seed last passed to `torch.manual_seed`.
+        seed: Seed of generator and synthetic rows, see `SourceOptions`; TorchRL draws the real rows. None: the seed
+            last passed to `torch.manual_seed`.
     """
 
     # All attributes of this class; `__setattr__` sets any other on the real buffer.
@@ -108,8 +107,8 @@ class SynthERReplayBuffer:
         terminated_key: Key = "terminated",
         device: torch.device | str | None = None,
         real_ratio: float = 0.5,
-        generator: GeneratorConfig | Generator | None = None,
-        schedule: RetrainSchedule | None = None,
+        generator: GeneratorOption = None,
+        schedule: ScheduleOption = None,
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
     ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Self
 
 from synther_replay.common.checks import whole_number
+from synther_replay.common.short_forms import from_short_form
 from synther_replay.errors import CheckpointError
 
 _LONGEST_GROWN = 10_000  # longest interval that `growth` produces; the paper's fixed interval
+_PRESETS = ("fast", "tiny", "paper")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,36 @@ class RetrainSchedule:
     def tiny(cls) -> RetrainSchedule:
         """Default on a CPU: few enough rows to generate in seconds."""
         return cls(every=5_000, rows=20_000, start=2_500)
+
+    @classmethod
+    def of(
+        cls,
+        value: RetrainSchedule | int | str | Mapping[str, Any] | None,
+        *,
+        default: str = "fast",
+        name: str = "schedule",
+    ) -> RetrainSchedule:
+        """Return a schedule from a short form. With `every` and without `growth`, intervals are constant.
+
+        >>> RetrainSchedule.of(5_000) == RetrainSchedule.of({"every": 5_000, "growth": 0})
+        True
+
+        Args:
+            value: A schedule, the steps between two refits, the name of a preset, or a mapping of fields with an
+                optional key ``"preset"``.
+            default: The preset of None, of a number, and of a mapping without ``"preset"``.
+            name: Name of the argument, for errors.
+
+        Raises:
+            TypeError: `value` is none of these.
+            ValueError: An unknown preset or field, or a bad value.
+        """
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            value = {"every": whole_number(name, value)}
+        if isinstance(value, Mapping) and "every" in value:
+            value = {"growth": 0.0, **value}
+        schedule: RetrainSchedule = from_short_form(cls, value, presets=_PRESETS, default=default, name=name)
+        return schedule
 
     def is_due(self, steps: int, last_refit: int | None) -> bool:
         """Return whether a refit is due, given the current step and the step of the last refit (None: no refit yet)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import derive_seed
+from synther_replay.common.short_forms import default_preset
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
@@ -65,15 +67,16 @@ class SyntheticSource:
 
     Args:
         real: Real transitions that the generator is fitted to; any object with the methods of `RealTransitions`.
-        generator: A `DiffusionGenerator`, or any object with `fit` and `sample`. Also a function that makes one on a
-            given device, ``make(device=...)``; it is called when the generator is first needed.
+        generator: A `DiffusionGenerator`, or any object with `fit` and `sample`. Also a short form of
+            `GeneratorConfig.of`, None for the default; or a function that makes a generator on a given device,
+            ``make(device=...)``, which is called when the generator is first needed.
         spec: Layout of the transitions. None: the spec of the generator, or of the real transitions.
         real_ratio: Share of real rows in each batch; 1 is plain replay without refits.
         capacity: Maximum number of synthetic rows.
-        schedule: When to refit and how many rows to generate. None: `RetrainSchedule.fast()` on a GPU, `tiny()` on a
-            CPU.
-        device: Device of the synthetic rows. None: the generator's device.
-        seed: Seed of the sampling order.
+        schedule: When to refit and how many rows to generate: a schedule or a short form of `RetrainSchedule.of`. None:
+            `RetrainSchedule.fast()` on a GPU, `tiny()` on a CPU.
+        device: Device of the synthetic rows. None: the generator's device; for a short form the GPU if there is one.
+        seed: Seed of the sampling order, and of a generator that is made from a short form.
 
     Attributes:
         steps: Environment steps so far.
@@ -83,39 +86,39 @@ class SyntheticSource:
 
     kind = "synthetic source"  # stored in checkpoint files
     _needs: Any = RealTransitions
+    # Makes a generator from a short form. `synther_replay.options` sets it: this package knows no diffusion.
+    make_generator: ClassVar[Callable[..., Generator]]
 
     def __init__(
         self,
         real: RealTransitions,
-        generator: Generator | Callable[..., Generator],
+        generator: Generator | Callable[..., Generator] | Mapping[str, Any] | str | Any = None,
         *,
         spec: TransitionSpec | None = None,
         real_ratio: float = 0.5,
         capacity: int = 1_000_000,
-        schedule: RetrainSchedule | None = None,
+        schedule: RetrainSchedule | Mapping[str, Any] | str | int | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
     ) -> None:
         """Check the arguments and create an empty store."""
         if not isinstance(real, self._needs):
             raise TypeError(f"real: expected the methods of {self._needs.__name__}, got {type(real).__name__}")
-        if not isinstance(generator, Generator) and not callable(generator):
-            raise TypeError(f"generator: expected the methods of Generator, got {type(generator).__name__}")
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: required, because neither generator nor real has a spec (got {spec!r})")
         _check_spec("real", real, spec)
+        self.real, self.spec = real, spec
+        self.real_ratio = check_real_ratio(real_ratio)
+        if not isinstance(generator, Generator) and not callable(generator):
+            device = resolve_device(device or "auto")
+            generator = functools.partial(self.make_generator, generator, spec, seed=seed)
+            generator = generator(device=device) if self.real_ratio < 1.0 else generator
         if device is None:
             device = getattr(generator, "device", "cpu")
-        self.real, self.spec = real, spec
         self.generator = generator
-        self.real_ratio = check_real_ratio(real_ratio)
         self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
-        if schedule is None:
-            schedule = RetrainSchedule.fast() if self.device.type == "cuda" else RetrainSchedule.tiny()
-        if not isinstance(schedule, RetrainSchedule):
-            raise TypeError(f"schedule: expected a RetrainSchedule, got {schedule!r}")
-        self.schedule = schedule
+        self.schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
         self.steps = len(real)
         self.refits = 0
         self.last_refit: RefitReport | None = None

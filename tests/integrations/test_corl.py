@@ -210,8 +210,8 @@ WRONG_OPTIONS = {
     "buffer_size": (0, ValueError),
     "device": ("nowhere", ValueError),
     "real_ratio": (1.5, ValueError),
-    "generator": ("paper", TypeError),
-    "schedule": (5_000, TypeError),
+    "generator": ("papers", ValueError),
+    "schedule": (0, ValueError),
     "synthetic_capacity": (0, ValueError),
     "max_action": (-1.0, ValueError),
     "seed": (-1, ValueError),
@@ -337,9 +337,12 @@ def test_range_of_actions_is_that_of_the_data_unless_given():
 
 
 def test_default_generator_is_offline_only_without_schedule_on_a_gpu(monkeypatch):
-    assert corl_buffer._fitted_once(torch.device("cuda")) == GeneratorConfig.offline()
-    assert corl_buffer._fitted_once(torch.device("cpu")) is None
-    monkeypatch.setattr(corl_buffer, "_fitted_once", lambda device: TINY)
+    gpu = torch.device("cuda")
+    assert corl_buffer._fitted_once(None, gpu) == GeneratorConfig.offline()
+    assert corl_buffer._fitted_once({"steps": 7}, gpu) == GeneratorConfig.offline(steps=7)
+    assert corl_buffer._fitted_once("fast", gpu) == GeneratorConfig.fast()
+    assert corl_buffer._fitted_once(None, torch.device("cpu")) is None
+    monkeypatch.setattr(corl_buffer, "_fitted_once", lambda generator, device: TINY)
     once, again = filled(), filled(schedule=RetrainSchedule.tiny(), max_action=1.0)
     once.upsample(10)
     assert once._source.generator.config == TINY

@@ -644,7 +644,8 @@ def test_bad_arguments_are_refused_by_name(argument: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("stack", 2.0), ("stack", "2"), ("config", "tiny"), ("spec", None), ("device", "gpu")]
+    ("argument", "value"),
+    [("stack", 2.0), ("stack", "2"), ("config", 3), ("config", "tyni"), ("spec", None), ("device", "gpu")],
 )
 def test_arguments_of_a_wrong_type_are_refused_by_name(argument: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{argument}: "):

@@ -1,0 +1,66 @@
+"""Short forms of settings: what a YAML file or a command line can say, turned into a dataclass with presets."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+
+def default_preset(device: torch.device) -> str:
+    """Return the name of the preset for a device: large networks and many rows only pay on a GPU."""
+    return "fast" if device.type == "cuda" else "tiny"
+
+
+def from_short_form(cls: type[Any], value: Any, *, presets: Sequence[str], default: str, name: str) -> Any:
+    """Return an instance of the dataclass `cls`.
+
+    Args:
+        cls: A dataclass with a class method for each preset.
+        value: An instance, the name of a preset, a mapping of fields with an optional key ``"preset"``, or None.
+        presets: Names of the presets.
+        default: The preset of None, and of a mapping without ``"preset"``.
+        name: Name of the argument, for errors.
+
+    Raises:
+        TypeError: None of these.
+        ValueError: An unknown preset or field; the error names the known ones.
+    """
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, str | Mapping | None):
+        raise TypeError(
+            f"{name}: expected a {cls.__name__}, a preset ({', '.join(presets)}) or a mapping of fields, got {value!r}"
+        )
+    changes = dict(value) if isinstance(value, Mapping) else {}
+    preset = changes.pop("preset", default) if not isinstance(value, str) else value
+    if preset not in presets:
+        raise ValueError(f"{name}: unknown preset {preset!r}; {_expected(preset, presets)}")
+    known = {field.name: str(field.type) for field in fields(cls)}
+    for key in changes:
+        if key not in known:
+            raise ValueError(f"{name}: unknown setting {key!r} of {cls.__name__}; {_expected(key, known)}")
+    return replace(getattr(cls, preset)(), **{key: _as_field(item, known[key]) for key, item in changes.items()})
+
+
+def _expected(given: Any, known: Iterable[str]) -> str:
+    """Name what is near to a misspelt word, and all that is known."""
+    known = list(known)
+    near = difflib.get_close_matches(str(given), known, n=1)
+    listed = f"expected one of {', '.join(known)}"
+    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+
+
+def _as_field(value: Any, annotation: str) -> Any:
+    """Convert what YAML makes of numbers and tuples: ``1e-3`` is text in YAML 1.1, ``1e4`` with a tag a float."""
+    if isinstance(value, str) and annotation.startswith(("int", "float")):
+        try:
+            value = float(value)
+        except ValueError:
+            return value  # the dataclass refuses it and names the field
+    if isinstance(value, float) and annotation.startswith("int") and value.is_integer():
+        return int(value)
+    return tuple(value) if isinstance(value, list) and annotation.startswith("tuple") else value
