@@ -10,6 +10,13 @@ Algorithms:
     sac20    SAC, 20 updates per environment step
     redq     REDQ, 10 critics, 20 updates per environment step
     synther  sac20 with synthetic replay; half of each batch is synthetic
+
+Critics (``--critic``):
+    plain      two hidden layers, as published
+    layernorm  with layer norm before the activations
+    features   with normalised features before the last layer
+    ensemble   ten critics with layer norm
+    residual   residual blocks, normalised observations, weight decay
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from synther_replay.benchmarks.agents.named_critics import CRITICS, PLAIN
 from synther_replay.benchmarks.common.command_line import (
     REFIT_NOTE,
     add_generator_options,
@@ -31,6 +39,7 @@ from synther_replay.benchmarks.common.command_line import (
 from synther_replay.benchmarks.common.generator_settings import PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
+from synther_replay.benchmarks.online.rows import save_rows
 from synther_replay.benchmarks.online.run import run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.checks import resolve_device, whole_number
@@ -54,6 +63,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="number of agents (GPU: 8, CPU: 1)")
     parser.add_argument("--steps", type=int, help="environment steps per agent (GPU: 100,000, CPU: 6,000)")
     parser.add_argument("--utd", type=int, help="critic updates per environment step (default: set by --algo)")
+    parser.add_argument("--critic", default=PLAIN, metavar="NAME", help=f"one of {', '.join(CRITICS)} (%(default)s)")
+    parser.add_argument(
+        "--agent",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override a hyper-parameter of the learner; can be repeated",
+    )
     parser.add_argument("--first-seed", type=int, default=0, help="seed of the first agent; the others count up (0)")
     parser.add_argument(
         "--random-steps", type=int, default=5_000, help="environment steps with random actions before training (5,000)"
@@ -66,10 +83,12 @@ def parse() -> argparse.Namespace:
         type=int,
         help="environment steps between refits of the generator (default: set by --preset)",
     )
+    parser.add_argument("--first-refit", type=int, help="no refit before this environment step")
     parser.add_argument("--rows", type=int, help="synthetic rows per refit (default: set by --preset)")
     parser.add_argument("--tag", help="suffix of the file name, for runs that differ from the preset")
     add_run_options(parser, time_limit_note=REFIT_NOTE)
     parser.add_argument("--keep-policies", type=Path, help="folder to save the policies of each evaluation in")
+    parser.add_argument("--keep-rows", type=Path, help="folder to save the real transitions of each agent in, as .npz")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")
     args = parser.parse_args()
     try:
@@ -94,14 +113,15 @@ def settings_of(args: argparse.Namespace) -> Settings:
     defaults = {**_DEFAULTS[kind], "utd": algorithm.utd}
     if not algorithm.synthetic:
         defaults["preset"] = None
-    names = ("preset", "seeds", "steps", "utd", "random_steps", "episodes", "first_seed", "real_ratio")
+    names = ("critic", "preset", "seeds", "steps", "utd", "random_steps", "episodes", "first_seed", "real_ratio")
     given = {name: getattr(args, name) for name in names}
-    schedule = {"every": args.refit_every, "rows": args.rows}
+    schedule = {"start": args.first_refit, "every": args.refit_every, "rows": args.rows}
     return Settings(
         env=args.env,
         algo=args.algo,
         schedule=_without_none(schedule),
         generator=dict(setting(text) for text in args.set),
+        agent=dict(setting(text) for text in args.agent),
         **{**defaults, **_without_none(given)},
     )
 
@@ -140,6 +160,12 @@ def main() -> int:
     if not run.finished:
         print(f"stopped at step {run.progress.step:,} of {settings.steps:,}; run the same command to resume")
         return 0
+    if args.keep_rows:
+        try:
+            folder = args.keep_rows / settings.env / path.stem
+            save_rows(folder, run.agents.replay.transitions(), settings.first_seed)
+        except OSError as error:
+            return exit_with_error(2, error)
     wall = run.progress.wall_seconds()
     share = (wall["fit"] + wall["generate"]) / wall["total"]
     print(f"{path}: finished in {wall['total']:.0f} s, {share:.0%} of it fitting and sampling the generator")

@@ -16,6 +16,7 @@ Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,18 +27,20 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.base import CapturedLearner
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import outputs_for
-from synther_replay.benchmarks.agents.networks.critics import critic_inputs, make_critics, repeated_inputs
+from synther_replay.benchmarks.agents.networks.critics import critic_inputs, make_critics, repeated_inputs, values_of
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
     backward,
-    backward_to_inputs,
     forward,
     fused_padded,
     initialise,
 )
+from synther_replay.benchmarks.agents.networks.residual import ResidualShape
+from synther_replay.benchmarks.agents.observations import fold, measure, scaled_observations, scaled_rows
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, policy_gradient, squash
+from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import generator_for
 
 _PAIR = 2  # target critics per update, of which the minimum is used
@@ -45,15 +48,68 @@ _PAIR = 2  # target critics per update, of which the minimum is used
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Hyper-parameters of the REDQ code base, which the paper used."""
+    """Hyper-parameters; the defaults are those of the REDQ code base, which the paper used.
+
+    Attributes:
+        critics: Critics per agent. Targets are the minimum over two of them, drawn for each update.
+        updates: Critic updates per environment step.
+        batch_size: Rows per update.
+        hidden: Width of the hidden layers.
+        learning_rate: Learning rate of all networks and of the temperature.
+        gamma: Discount.
+        target_speed: 1 - polyak.
+        critic_hidden: Width of the critics; None: `hidden`.
+        layer_norm: Whether the critics' hidden layers are normalised before their relu.
+        feature_norm: Whether the features before the critics' last layer are normalised.
+        blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
+        weight_decay: Decoupled weight decay of the critics.
+        normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
+        pessimistic_policy: Whether the policy maximises the minimum over its critics, and not their mean.
+        temperature: Initial temperature.
+    """
 
     critics: int = 2
-    updates: int = 20  # critic updates per environment step
+    updates: int = 20
     batch_size: int = 256
     hidden: int = 256
     learning_rate: float = 3e-4
     gamma: float = 0.99
-    target_speed: float = 0.005  # 1 - polyak
+    target_speed: float = 0.005
+    critic_hidden: int | None = None
+    layer_norm: bool = False
+    feature_norm: bool = False
+    blocks: int = 0
+    weight_decay: float = 0.0
+    normalise_observations: bool = False
+    pessimistic_policy: bool = False
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Validate all values."""
+        for name in ("critics", "updates", "batch_size", "hidden"):
+            whole_number(name, getattr(self, name))
+        whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
+        whole_number("blocks", self.blocks, least=0)
+        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay"):
+            value = getattr(self, name)
+            if (
+                not isinstance(value, int | float)
+                or not 0 <= value < math.inf
+                or (name != "weight_decay" and not value)
+            ):
+                raise ValueError(f"{name}: expected a positive number, got {value!r}")
+        for name in ("layer_norm", "feature_norm", "normalise_observations", "pessimistic_policy"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        if self.blocks and (self.layer_norm or self.feature_norm):
+            raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
+
+    def critic_shape(self, inputs: int) -> MlpShape:
+        """Shape of a critic for this number of inputs."""
+        width = self.critic_hidden or self.hidden
+        if self.blocks:
+            return ResidualShape(inputs, 1, width, blocks=self.blocks)
+        return MlpShape(inputs, 1, width, layer_norm=self.layer_norm, feature_norm=self.feature_norm)
 
 
 class StackedSAC(CapturedLearner):
@@ -75,13 +131,13 @@ class StackedSAC(CapturedLearner):
         self.settings = settings = settings or Hyperparameters()
         spec = replay.spec
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
-        self.critic_shape = MlpShape(spec.observation_dim + spec.action_dim, 1, settings.hidden)
+        self.critic_shape = settings.critic_shape(spec.observation_dim + spec.action_dim)
         self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent
         rng = generator_for("cpu", seed, 0)
         critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
         # Critics and targets in one matrix, so that one forward pass computes both.
         self.values = torch.cat((critics, critics))
-        self.critic = Adam(self.values[: self.stack], settings.learning_rate)
+        self.critic = Adam(self.values[: self.stack], settings.learning_rate, settings.weight_decay)
         self.target = self.values[self.stack :]
         self.critics = make_critics(
             self.values,
@@ -92,7 +148,11 @@ class StackedSAC(CapturedLearner):
             target_speed=settings.target_speed,
         )
         self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
-        self.log_alpha = Adam(torch.zeros(self.agents, 1, device=self.device), settings.learning_rate)
+        log_alpha = torch.full((self.agents, 1), math.log(settings.temperature), device=self.device)
+        self.log_alpha = Adam(log_alpha, settings.learning_rate)
+        # Not part of the state: `prepare` computes them from the real rows.
+        shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
+        self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
@@ -106,11 +166,17 @@ class StackedSAC(CapturedLearner):
 
     def learn(self) -> None:
         """Make the updates of one environment step; asynchronous on a GPU."""
-        self.prepare()
+        if self.replay.has_synthetic not in self._learn:
+            self.prepare()
         self._learn[self.replay.has_synthetic]()
 
     def prepare(self) -> None:
-        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards."""
+        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards.
+
+        Observations are normalised by the real rows of now, until the next call.
+        """
+        if self._scaling and self.replay.count:
+            measure(self.replay.transitions().rows[..., self.replay.spec.observations], *self._scaling)
         mixed = self.replay.has_synthetic
         if mixed not in self._learn:
             self._learn = {mixed: self._captured(self._draw_and_update)}  # batches never become real-only again
@@ -127,6 +193,7 @@ class StackedSAC(CapturedLearner):
         """
         spec, settings = self.replay.spec, self.settings
         _, updates, batch, _ = rows.shape
+        rows = self._normalised(rows)
         alpha = self.log_alpha.parameters.exp()
         next_out = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
         next_actions, log_prob = squash(next_out, next_noise.flatten(1, 2), LOG_STD)
@@ -145,26 +212,35 @@ class StackedSAC(CapturedLearner):
     def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
         """Mean reward, value, entropy and temperature on a batch of transitions ``(M, B, dim)``; each ``(M,)``.
 
+        `lowest` and `highest` are the extreme values of all critics on the batch.
+
         Averaged over the states that a policy visits, a correct value is near ``(reward + temperature * entropy) /
         (1 - gamma)`` if episodes do not terminate. `B` must be the batch size, for which the kernels are compiled.
         """
         spec, critics = self.replay.spec, self.settings.critics
+        rows = self._normalised(rows)
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
         # Not from the learner's random stream, so that an evaluation does not change the run.
         noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)
         log_prob = squash(self._policy_forward(observations)[0], noise, LOG_STD)[1]
         inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
-        values, _ = forward(Layers.of(self.critic.parameters, self.critic_shape), inputs)
+        values, _ = values_of(self.critic.parameters, self.critic_shape, inputs)
+        values = values.view(self.agents, -1)
         return {
             "reward": rows[..., spec.rewards.start].mean(1),
-            "value": values.view(self.agents, -1).mean(1),
+            "value": values.mean(1),
+            "lowest": values.amin(1),
+            "highest": values.amax(1),
             "entropy": -log_prob.mean(1),
             "temperature": self.log_alpha.parameters.exp().squeeze(1),
         }
 
     def policy_weights(self) -> Layers:
-        """A copy of the policies on the CPU; see `policy.policies_of`."""
-        return Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
+        """A copy of the policies on the CPU, for observations as they are; see `policy.policies_of`."""
+        layers = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
+        if self._scaling:
+            fold(layers["w1"], *(part.cpu() for part in self._scaling))
+        return layers
 
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
@@ -181,16 +257,25 @@ class StackedSAC(CapturedLearner):
         out, kept = self._policy_forward(observations)
         actions, log_prob = squash(out, noise, LOG_STD)
         inputs = repeated_inputs(observations, actions, settings.critics, self.critic_shape.padded_inputs)
-        online = Layers.of(self.critic.parameters, self.critic_shape)
-        q, kept_values = forward(online, inputs)
+        q, to_inputs = values_of(self.critic.parameters, self.critic_shape, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
-        d_inputs = backward_to_inputs(online, kept_values, d_q).unflatten(0, (self.agents, settings.critics))
+        if settings.pessimistic_policy:
+            each = q.unflatten(0, (self.agents, settings.critics))
+            d_q = torch.where(each == each.amin(1, keepdim=True), -1 / batch, 0.0).flatten(0, 1).to(q.dtype)
+        d_inputs = to_inputs(d_q).unflatten(0, (self.agents, settings.critics))
         d_out = policy_gradient(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
         rates = self.policy.rates(self.environment_steps, 1)[0]
         self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(rates)
+
+    def _normalised(self, rows: Tensor) -> Tensor:
+        """Rows ``(M, ..., dim)`` as the networks see them."""
+        spec = self.replay.spec
+        if self._scaling is None:
+            return rows
+        return scaled_rows(rows, *self._scaling, spec.observations.start, spec.next_observations.start)
 
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)
@@ -213,6 +298,9 @@ class StackedSAC(CapturedLearner):
 
     @torch.no_grad()
     def _choose_actions(self) -> None:
-        out, _ = self._policy_forward(self.observations.unsqueeze(1))
+        observations = self.observations
+        if self._scaling:
+            observations = scaled_observations(observations, *self._scaling)
+        out, _ = self._policy_forward(observations.unsqueeze(1))
         noise = self._normal(self.agents, 1, self.actions.shape[1])
         self.actions.copy_(squash(out, noise, LOG_STD)[0].squeeze(1))

@@ -15,7 +15,8 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
-from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
+from synther_replay.benchmarks.online.settings import Settings
+from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
 from synther_replay.generator import FitReport
 
@@ -49,7 +50,7 @@ class Agents:
             real_ratio=settings.real_ratio if self.schedule else 1.0,
             device=device,
         )
-        hyper = Hyperparameters(critics=ALGORITHMS[settings.algo].critics, updates=settings.utd)
+        hyper = Hyperparameters(**settings.hyperparameters())
         seed = settings.first_seed
         self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
         self.generator = None
@@ -100,9 +101,9 @@ class Agents:
         config = replace(self.generator.config, steps=self.generator.config.average_every)
         temporary = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
         rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
-        rows[..., self.spec.terminated] = 0.0
+        rows[..., self.spec.terminated] = rows[..., self.spec.terminated].round()  # the outcome model, too
         temporary.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
-        temporary.sample(1)  # computes a whole chunk
+        temporary.sample(self.schedule.rows)  # every size of a chunk
 
     def fit(self) -> FitReport:
         """Fit the generator to all real transitions."""
@@ -116,10 +117,17 @@ class Agents:
         synchronise(self.device)
 
     def value_estimates(self) -> dict[str, list[float]]:
-        """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``."""
+        """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``.
+
+        `least` and `most` are the range that the rewards so far and the discount allow.
+        """
         count, batch = self.replay.count, self.learner.settings.batch_size
         indices = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
         found = self.learner.value_estimates(self.replay.real[:, indices.to(self.device)])
+        rewards = self.replay.real[:, :count, self.spec.rewards.start]
+        found["least"], found["most"] = value_range(
+            rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
+        )
         return {name: each.tolist() for name, each in found.items()}
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:

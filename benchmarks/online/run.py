@@ -34,6 +34,7 @@ from synther_replay.benchmarks.environments.tasks import Task, agent_seed
 from synther_replay.benchmarks.online.actors import Agents
 from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
+from synther_replay.benchmarks.online.watchdog import advice, out_of_range
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 
 KIND = "online run"
@@ -135,13 +136,14 @@ class OnlineRun:
         """The result as JSON values; returns of a failed seed are None from its failure on."""
         settings, progress = self.settings, self.progress
         return {
-            **{key: getattr(settings, key) for key in ("env", "algo", "preset", "utd", "steps")},
+            **{key: getattr(settings, key) for key in ("env", "algo", "preset", "critic", "utd", "steps")},
             "seeds": [settings.first_seed + agent for agent in range(settings.seeds)],
             "curve": [{"step": step, "returns": progress.returns(step)} for step in sorted(progress.curve)],
             "value_estimates": [
                 {"step": step, **progress.value_estimates_at(step)} for step in sorted(progress.value_estimates)
             ],
             "failed_at": progress.failed_at,
+            "diverged": [{"step": step, "seeds": self._diverged(step)} for step in sorted(progress.value_estimates)],
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
             "fits": progress.fits,
             "made_on": progress.made_on,
@@ -180,10 +182,22 @@ class OnlineRun:
                     evaluator.submit(progress.step, weights)
                     if progress.step > settings.random_steps:  # critics are untrained before
                         progress.value_estimates[progress.step] = agents.value_estimates()
+                        self._watch(progress.step)
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()
         self._collect(evaluator)
+
+    def _diverged(self, step: int) -> list[int]:
+        """Seeds whose value estimates left the range that rewards and discount allow."""
+        return [self.settings.first_seed + agent for agent in out_of_range(self.progress.value_estimates[step])]
+
+    def _watch(self, step: int) -> None:
+        """Report value estimates that have left their range."""
+        if seeds := self._diverged(step):
+            self.report(
+                f"{self.settings.env} {self.settings.name} step {step:,}: {advice(seeds, self.settings.critic)}"
+            )
 
     def _store(self, after: Steps) -> None:
         """Store the transitions of one step and start computing the next actions."""

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, RetrainSchedule
+from synther_replay.benchmarks.agents.named_critics import PLAIN, critic_options
+from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.generator_settings import PRESETS, build_generator_config
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
@@ -34,9 +36,8 @@ ALGORITHMS = {
 class Settings:
     """Everything that the result of an online run depends on.
 
-    Saved with the result; a checkpoint is resumed with equal settings only. Hyper-parameters of the learner are fixed
-    by the algorithm (`ALGORITHMS`, `agents.sac.Hyperparameters`). Invalid values are refused here, except for an
-    unknown task, which is refused when the environment is built.
+    Saved with the result; a checkpoint is resumed with equal settings only. Invalid values are refused here, except for
+    an unknown task, which is refused when the environment is built.
 
     Attributes:
         env: Name of the task.
@@ -50,8 +51,10 @@ class Settings:
         first_seed: Seed of the first agent; the others count up. Episodes of an agent depend on its own seed. Networks
             and noise of all agents are drawn from the first seed, so agents of one seed differ between runs.
         real_ratio: Share of real rows in a batch.
-        schedule: `every`, `rows` and `growth` of the refits, where they differ from the preset.
+        schedule: `start`, `every`, `rows` and `growth` of the refits, where they differ from the preset.
         generator: Options of the generator that differ from the preset.
+        critic: One of `agents.named_critics.CRITICS`.
+        agent: Hyper-parameters of the learner that differ from those of algorithm and critic.
     """
 
     env: str
@@ -66,6 +69,8 @@ class Settings:
     real_ratio: float = 0.5
     schedule: dict[str, Any] = field(default_factory=dict)
     generator: dict[str, Any] = field(default_factory=dict)
+    critic: str = PLAIN
+    agent: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -75,6 +80,7 @@ class Settings:
             whole_number(name, getattr(self, name))
         whole_number("first_seed", self.first_seed, least=0)
         check_real_ratio(self.real_ratio)
+        Hyperparameters(**self.hyperparameters())
         if self.synthetic:
             if self.preset not in PRESETS:
                 raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
@@ -95,14 +101,21 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Algorithm and preset, used as file name."""
-        return "-".join(part for part in (self.algo, self.preset) if part)
+        """Algorithm, preset and critic, used as file name; the plain critic has no part in it."""
+        critic = None if self.critic == PLAIN else self.critic
+        return "-".join(part for part in (self.algo, self.preset, critic) if part)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyper-parameters of the learner that differ from the defaults."""
+        chosen = {"critics": ALGORITHMS[self.algo].critics, **critic_options(self.critic, self.agent)}
+        return {**chosen, "updates": self.utd}
 
     def retrain_schedule(self) -> RetrainSchedule:
         """Schedule of the refits; the first one comes after one interval, the random steps and `min_rows` rows."""
         preset: RetrainSchedule = getattr(RetrainSchedule, str(self.preset))()
         chosen = RetrainSchedule(**{**asdict(preset), **self.schedule})
-        return replace(chosen, start=max(chosen.every, self.random_steps, DiffusionGenerator.min_rows))
+        earliest = self.schedule.get("start", 0)
+        return replace(chosen, start=max(earliest, chosen.every, self.random_steps, DiffusionGenerator.min_rows))
 
     def generator_config(self) -> GeneratorConfig:
         """Options of the generator; preset `paper` gets those of the published code for online runs."""
@@ -117,6 +130,10 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values, with the presets resolved to their options."""
         values = asdict(self)
+        if self.critic == PLAIN:  # as in results from before there were others
+            del values["critic"]
+        if not self.agent:
+            del values["agent"]
         if self.synthetic:
             values["schedule"] = asdict(self.retrain_schedule())
             values["generator"] = self.generator_config().to_json()

@@ -139,3 +139,38 @@ def test_settings_that_differ_are_named_one_by_one_and_absent_is_not_none():
     assert told == "steps: got 1, expected 2; max_seconds: got 'absent', expected None; gone: got 0, expected 'absent'"
     assert not differences(wanted, wanted)
     assert differences(None, wanted).startswith("settings: got None, expected {")
+
+
+class TestCritic:
+    def test_its_hyperparameters_follow_those_of_the_algorithm(self):
+        assert make(algo="sac20", utd=20).hyperparameters() == {"critics": 2, "updates": 20}
+        assert make(algo="redq", critic="layernorm").hyperparameters()["critics"] == 10
+        changed = make(critic="ensemble", agent={"critics": 4, "weight_decay": 0.1}).hyperparameters()
+        assert changed == {"critics": 4, "updates": 1, "layer_norm": True, "weight_decay": 0.1}
+
+    def test_its_name_is_part_of_the_file_name_unless_it_is_plain(self):
+        assert make(critic="layernorm").name == "sac-layernorm"
+        assert make(algo="synther", preset="fast", critic="residual").name == "synther-fast-residual"
+
+    def test_settings_of_the_plain_critic_are_those_of_older_results(self):
+        assert not {"critic", "agent"} & make().to_json().keys()
+        assert make(critic="layernorm", agent={"critics": 3}).to_json()["critic"] == "layernorm"
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"critic": "layer_norm"}, "critic: .*layernorm"),
+            ({"critic": "?"}, "critic: .*plain"),
+            ({"agent": {"weigth_decay": 0.1}}, "agent: .*weight_decay"),
+            ({"agent": {"updates": 3}}, "agent: "),
+            ({"agent": {"critics": 1.5}}, "critics: "),
+        ],
+    )
+    def test_unknown_names_are_refused_with_similar_ones(self, changes, message):
+        with pytest.raises((ValueError, TypeError), match=message):
+            make(**changes)
+
+    def test_refits_can_start_later(self):
+        late = make(algo="synther", preset="fast", schedule={"start": 30_000}).retrain_schedule()
+        assert late.start == 30_000
+        assert late.every == make(algo="synther", preset="fast").retrain_schedule().every

@@ -10,6 +10,8 @@ from torch import nn
 
 from synther_replay import Transitions, TransitionSpec
 from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, initialise, padded
+from synther_replay.benchmarks.agents.networks.residual import ResidualShape
+from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 
@@ -39,6 +41,45 @@ def randomness(agents, critics, seed=1):
     return next_noise, torch.where(order < 2, 0.0, torch.inf), policy_noise
 
 
+class Residual(nn.Module):
+    """Residual blocks with layer norm, and one more at the end."""
+
+    def __init__(self, shape):
+        super().__init__()
+        norm = nn.LayerNorm(HIDDEN, elementwise_affine=False)
+        self.first, self.last = nn.Linear(shape.inputs, HIDDEN), nn.Sequential(norm, nn.Linear(HIDDEN, shape.outputs))
+        wide = 4 * HIDDEN
+        self.blocks = nn.ModuleList(
+            nn.Sequential(norm, nn.Linear(HIDDEN, wide), nn.ReLU(), nn.Linear(wide, HIDDEN))
+            for _ in range(shape.blocks)
+        )
+        self.order = nn.ModuleList((self.first, *self.blocks, self.last))  # of the parameters
+        del self.first, self.last, self.blocks
+
+    def forward(self, x):
+        first, *blocks, last = self.order
+        x = first(x)
+        for block in blocks:
+            x = x + block(x)
+        return last(x)
+
+
+class UnitFeatures(nn.Module):
+    """Features divided by their root mean square."""
+
+    def forward(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def mlp_modules(shape):
+    norm = [nn.LayerNorm(HIDDEN, elementwise_affine=False)] if shape.layer_norm else []
+    features = [UnitFeatures()] if shape.feature_norm else []
+    first, second, last = (
+        nn.Linear(a, b) for a, b in ((shape.inputs, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, shape.outputs))
+    )
+    return nn.Sequential(first, *norm, nn.ReLU(), second, *norm, nn.ReLU(), *features, last)
+
+
 class PlainAgent:
     """SAC and REDQ as a textbook writes them, one agent, one network at a time."""
 
@@ -48,24 +89,25 @@ class PlainAgent:
         self.values = [self.network(learner.critic.parameters[first + n], learner.critic_shape) for n in range(critics)]
         self.targets = [self.network(learner.target[first + n], learner.critic_shape) for n in range(critics)]
         self.policy = self.network(learner.policy.parameters[agent], learner.policy_shape)
-        self.log_alpha = torch.zeros(1, requires_grad=True)
+        settings = learner.settings
+        self.log_alpha = torch.full((1,), math.log(settings.temperature), requires_grad=True)
         values = [p for q in self.values for p in q.parameters()]
-        self.optimisers = [torch.optim.Adam(p, lr=3e-4) for p in (values, self.policy.parameters(), [self.log_alpha])]
+        self.optimisers = [
+            torch.optim.AdamW(values, lr=settings.learning_rate, weight_decay=settings.weight_decay),
+            *(torch.optim.Adam(p, lr=settings.learning_rate) for p in (self.policy.parameters(), [self.log_alpha])),
+        ]
 
     @staticmethod
     def network(flat, shape):
+        net = Residual(shape) if isinstance(shape, ResidualShape) else mlp_modules(shape)
+        linears = [module for module in net.modules() if isinstance(module, nn.Linear)]
         w = Layers.of(flat.clone()[None], shape)
-        net = nn.Sequential(
-            nn.Linear(shape.inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(),
-            nn.Linear(HIDDEN, shape.outputs),
-        )  # fmt: skip
         with torch.no_grad():
-            net[0].weight.copy_(w["w1"][0, : shape.inputs].T)
-            net[0].bias.copy_(w["w1"][0, shape.inputs])
-            net[2].weight.copy_(w["w2"][0].T)
-            net[2].bias.copy_(w["b2"][0, 0])
-            net[4].weight.copy_(w["w3"][0].T)
-            net[4].bias.copy_(w["b3"][0, 0])
+            linears[0].weight.copy_(w["w1"][0, : shape.inputs].T)
+            linears[0].bias.copy_(w["w1"][0, shape.inputs])
+            for k, linear in enumerate(linears[1:], 2):
+                linear.weight.copy_(w[f"w{k}"][0].T)
+                linear.bias.copy_(w[f"b{k}"][0, 0])
         return net
 
     def act(self, observations, noise):
@@ -99,7 +141,8 @@ class PlainAgent:
                         followed.copy_(0.995 * followed + 0.005 * p)
         actions, log_prob = self.act(observations, policy_noise)
         x = torch.cat((observations, actions), -1)
-        q = torch.stack([q(x) for q in self.values]).mean(0)
+        q = torch.stack([q(x) for q in self.values])
+        q = q.amin(0) if self.learner.settings.pessimistic_policy else q.mean(0)
         policy_optimiser.zero_grad()
         (self.log_alpha.exp().detach() * log_prob - q).mean().backward()
         policy_optimiser.step()
@@ -107,7 +150,7 @@ class PlainAgent:
         (-self.log_alpha * (log_prob.detach() + self.learner.target_entropy)).mean().backward()
         alpha_optimiser.step()
 
-    def same_as(self, learner, agent):
+    def same_as(self, learner, agent, atol=1e-8):
         expected = [*self.values, *self.targets, self.policy]
         first = agent * self.critics
         found = [learner.critic.parameters[first + n] for n in range(self.critics)]
@@ -116,7 +159,7 @@ class PlainAgent:
         found.append(self.network(learner.policy.parameters[agent], learner.policy_shape))
         for theirs, ours in zip(expected, found, strict=True):
             for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
-                torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-8)
+                torch.testing.assert_close(b, a, rtol=1e-6, atol=atol)
         torch.testing.assert_close(learner.log_alpha.parameters[agent], self.log_alpha, rtol=1e-6, atol=1e-8)
 
 
@@ -143,6 +186,94 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
     assert not torch.equal(learner.critic.parameters, before)
     for agent, reference in enumerate(plain):
         reference.same_as(learner, agent)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layer_norm": True},
+        {"layer_norm": True, "critics": 5, "weight_decay": 0.1, "learning_rate": 1e-3},
+        {"feature_norm": True, "temperature": 0.1},
+        {"layer_norm": True, "feature_norm": True},
+        {"blocks": 1, "weight_decay": 0.1},
+        {"blocks": 2, "pessimistic_policy": True},
+    ],
+)
+def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
+    options = {"critics": 2, **options}
+    learner = stacked(2, **options)
+    plain = [PlainAgent(learner, agent, options["critics"]) for agent in range(2)]
+    for block in range(3):
+        rows = random_rows(2, UPDATES, BATCH, seed=block)
+        noise = randomness(2, options["critics"], seed=block + 10)
+        learner.update(rows, *noise)
+        for agent, reference in enumerate(plain):
+            reference.update(rows[agent], noise[0][agent], noise[1][:, agent], noise[2][agent])
+    for agent, reference in enumerate(plain):
+        reference.same_as(learner, agent, atol=1e-7)  # layer norm leaves gradients that are zero but for rounding
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_the_plain_critic_computes_what_it_always_did():
+    learner = stacked(2, 3)
+    for block in range(3):
+        learner.update(random_rows(2, UPDATES, BATCH, seed=block), *randomness(2, 3, seed=block + 10))
+    sizes = {name: tensor.abs().sum().item() for name, tensor in learner.state_dict().items() if tensor.ndim == 2}
+    expected = {
+        "policy.parameters": 189.1298725435031,
+        "policy.mean": 22.66986108694937,
+        "critic.parameters": 533.5080175905101,
+        "critic.mean": 102.97721201488945,
+        "critic.square": 1.477351907466785,
+        "log_alpha.parameters": 0.001779744988300433,
+        "target": 533.2595441169074,
+    }
+    assert {name: sizes[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def test_normalised_observations_are_those_of_all_real_rows():
+    raw, scaled = stacked(2), stacked(2, normalise_observations=True)
+    factor, offset = torch.linspace(1, 50, OBSERVATIONS), torch.arange(OBSERVATIONS) - 3.0
+    rows = random_rows(2, 50)
+    seen = rows[..., SPEC.observations]
+    rows[..., SPEC.observations] = (seen - seen.mean(1, keepdim=True)) / seen.std(1, correction=0, keepdim=True)
+    shifted = rows.clone()
+    for columns in (SPEC.observations, SPEC.next_observations):
+        shifted[..., columns] = rows[..., columns] * factor + offset
+    for learner, own in ((raw, rows), (scaled, shifted)):
+        for k in range(50):
+            learner.replay.add(own[:, k])
+        learner.prepare()
+        learner.reseed(1)
+        learner.learn()
+        learner.observations.copy_(own[:, 0, SPEC.observations])
+        learner.act()
+    torch.testing.assert_close(scaled.actions, raw.actions, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scaled.critic.parameters, raw.critic.parameters, rtol=1e-3, atol=1e-3)
+    ours, theirs = (
+        policies_of(learner.policy_weights())[1].mean_action(own[1, 7, SPEC.observations].numpy())
+        for learner, own in ((scaled, shifted), (raw, rows))
+    )
+    assert ours == pytest.approx(theirs, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"critics": 0}, "critics"),
+        ({"blocks": -1}, "blocks"),
+        ({"blocks": 1, "layer_norm": True}, "blocks"),
+        ({"layer_norm": 1}, "layer_norm"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"critic_hidden": 0}, "critic_hidden"),
+    ],
+)
+def test_invalid_hyperparameters_are_refused_with_their_name(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Hyperparameters(**options)
 
 
 @pytest.mark.usefixtures("double_precision")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import has_kernels
-from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, backward, forward, operands, padded
-from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork
+from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, operands, padded
+from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork, passes_of
 from synther_replay.common.acceleration import fused
 
 
@@ -54,6 +55,13 @@ def make_critics(
 
         return TritonCritics(values, adam, shape, critics=critics, batch_size=batch_size, target_speed=target_speed)
     return TorchCritics(values, adam, shape, critics=critics, target_speed=target_speed)
+
+
+def values_of(parameters: Tensor, shape: MlpShape, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Values ``(S, B, 1)`` in fp32, and the function from gradients by them to gradients by the inputs."""
+    passes, layers = passes_of(shape), Layers.of(parameters, shape)
+    values, kept = passes.forward(layers, inputs)
+    return values, lambda d_values: passes.backward_to_inputs(layers, kept, d_values)
 
 
 @fused
@@ -103,7 +111,7 @@ class TorchCritics:
         self.adam, self.critics, self.target_speed = adam, critics, target_speed
         self.stack = len(values) // 2
         self.values, self.target = values, values[self.stack :]
-        self._shape, self._gradient = shape, Layers.of(adam.gradient, shape)
+        self._shape, self._gradient, self._passes = shape, Layers.of(adam.gradient, shape), passes_of(shape)
         self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
 
     def refresh(self) -> None:
@@ -115,10 +123,10 @@ class TorchCritics:
         """See `Critics`."""
         _, agents, batch, _ = inputs.shape
         both = operands(self.values, self._shape)
-        q, kept = forward(both, repeat_for_critics(inputs, self.critics))
+        q, kept = self._passes.forward(both, repeat_for_critics(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
         d_q = error_gradient(value, next_value, bellman, excluded).view(self.stack, batch, 1)
-        backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
+        self._passes.backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
         if update_targets:
             self.adam.step_with_target(rates, self.target, self.target_speed)
         else:

@@ -4,6 +4,9 @@
     h2 = relu(h1 @ w2 + b2)        likewise for further hidden layers
     y  = h2 @ w3 + b3
 
+With `layer_norm`, each hidden layer is normalised before its relu, without gain and shift: ``h1 = relu(norm(x @ w1))``.
+With `feature_norm`, the last hidden layer is divided by its root mean square.
+
 All parameters of a network are one row of a matrix ``(S, P)``, so that Adam and target updates are one operation on
 that matrix. Each matrix product is one kernel for all S networks. Automatic differentiation would launch three times as
 many kernels, and at these sizes the time is that of the launches.
@@ -17,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +34,13 @@ from synther_replay.benchmarks.agents.networks.matmul import (
     uses_fp16,
     write_product,
     write_sum,
+)
+from synther_replay.benchmarks.agents.networks.normalisation import (
+    Norm,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
 )
 from synther_replay.common.acceleration import fused
 
@@ -50,6 +60,8 @@ class MlpShape:
     outputs: int
     hidden: int = 256
     hidden_layers: int = 2
+    layer_norm: bool = False
+    feature_norm: bool = False
 
     @property
     def padded_inputs(self) -> int:
@@ -79,20 +91,35 @@ class MlpShape:
 
 
 class Layers(dict[str, Tensor]):
-    """Views of a parameter matrix ``(S, P)``, or of a gradient of the same layout, by the names of `MlpShape.sizes`."""
+    """Views of a parameter matrix ``(S, P)``, or of a gradient of the same layout, by the names of `MlpShape.sizes`.
+
+    Attributes:
+        layer_norm: Whether hidden layers are normalised before their relu.
+        feature_norm: Whether the last hidden layer is normalised after it.
+    """
+
+    layer_norm = feature_norm = False
 
     @classmethod
     def of(cls, flat: Tensor, shape: MlpShape) -> Layers:
         """Views ``(S, *size)`` of the matrix."""
         starts = shape.starts()
-        return cls(
+        layers = cls(
             (name, flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size))
             for name, size in shape.sizes().items()
         )
+        layers.layer_norm, layers.feature_norm = shape.layer_norm, shape.feature_norm
+        return layers
 
     def first(self, count: int) -> Layers:
         """Views of the first `count` networks."""
-        return Layers((name, part[:count]) for name, part in self.items())
+        return self.replaced({name: part[:count] for name, part in self.items()})
+
+    def replaced(self, parts: dict[str, Tensor]) -> Layers:
+        """The same network with other tensors."""
+        layers = Layers(parts)
+        layers.layer_norm, layers.feature_norm = self.layer_norm, self.feature_norm
+        return layers
 
     @property
     def last(self) -> int:
@@ -114,22 +141,29 @@ def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = No
     if dtype == parameters.dtype:
         return layers
     name = f"b{layers.last}"
-    return Layers({**Layers.of(parameters.to(dtype), shape), name: layers[name]})
+    return layers.replaced({**Layers.of(parameters.to(dtype), shape), name: layers[name]})
 
 
 class Activations(NamedTuple):
-    """Inputs and hidden layers, which `forward` keeps for `backward`."""
+    """Inputs, hidden layers and, where there are some, their normalisations, which `forward` keeps for `backward`."""
 
     x: Tensor
     hidden: tuple[Tensor, ...]
+    norms: tuple[Norm, ...] = ()  # of each hidden layer, if those are normalised
+    features: Norm | None = None  # of the last hidden layer after its relu
 
     def first(self, count: int) -> Activations:
         """Activations of the first `count` networks."""
-        return Activations(self.x[:count], tuple(part[:count] for part in self.hidden))
+        return self._cut(slice(count))
 
     def first_rows(self, count: int) -> Activations:
         """Activations of the first `count` rows of the batch."""
-        return Activations(self.x[:, :count], tuple(part[:, :count] for part in self.hidden))
+        return self._cut((slice(None), slice(count)))
+
+    def _cut(self, rows: Any) -> Activations:
+        features = self.features and self.features.cut(rows)
+        norms = tuple(norm.cut(rows) for norm in self.norms)
+        return Activations(self.x[rows], tuple(part[rows] for part in self.hidden), norms, features)
 
 
 def initialise(shape: MlpShape, stack: int, rng: torch.Generator) -> Tensor:
@@ -169,28 +203,38 @@ def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
     """Outputs ``(S, B, outputs)`` for inputs ``(S, B, padded_inputs)``, and the activations for `backward`."""
     if x.dtype != (dtype := w["w1"].dtype):
         x = scaled(x, 1.0, dtype)
-    hidden = [linear_relu(x, w["w1"])]
-    for k in range(2, w.last):
-        hidden.append(linear_relu(hidden[-1], w[f"w{k}"], w[f"b{k}"]))
-    return matmul_fp32(hidden[-1], w[f"w{w.last}"], w[f"b{w.last}"]), Activations(x, tuple(hidden))
+    hidden, norms, features = [x], [], None
+    for k in range(1, w.last):
+        if w.layer_norm:
+            norm, unit = layer_norm(matmul_fp32(hidden[-1], w[f"w{k}"], w.get(f"b{k}")), dtype)
+            norms.append(norm)
+        else:
+            unit = linear_relu(hidden[-1], w[f"w{k}"], w.get(f"b{k}"))
+        hidden.append(unit)
+    top = hidden[-1]
+    if w.feature_norm:
+        features = rms_norm(top)
+        top = features.normal
+    y = matmul_fp32(top, w[f"w{w.last}"], w[f"b{w.last}"])
+    return y, Activations(x, tuple(hidden[1:]), tuple(norms), features)
 
 
 def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers) -> None:
     """Write the gradient by all parameters, given that by the outputs ``(S, B, outputs)``."""
-    d, scale = _scaled(d_y, w)
+    d, scale = scaled_gradient(d_y, w)
     for k in range(w.last, 1, -1):
-        below = kept.hidden[k - 2]
+        below = kept.features.normal if kept.features and k == w.last else kept.hidden[k - 2]
         write_product(below.mT, d, 1 / scale, gradient[f"w{k}"])
         write_sum(d, 1 / scale, gradient[f"b{k}"])
-        d = _back_through(w[f"w{k}"], below, d)
+        d = _back_to(w, kept, k, d)
     write_product(kept.x.mT, d, 1 / scale, gradient["w1"])
 
 
 def backward_to_inputs(w: Layers, kept: Activations, d_y: Tensor) -> Tensor:
     """Gradient by the inputs, ``(S, B, padded_inputs)``, given that by the outputs."""
-    d, scale = _scaled(d_y, w)
+    d, scale = scaled_gradient(d_y, w)
     for k in range(w.last, 1, -1):
-        d = _back_through(w[f"w{k}"], kept.hidden[k - 2], d)
+        d = _back_to(w, kept, k, d)
     return matmul_fp32(d, w["w1"].mT, factor=1 / scale)
 
 
@@ -224,7 +268,7 @@ def add_double_backward(
         gradient: Gradient to add to.
     """
     by_layer = found[-2::-1]  # first hidden layer first
-    d, scale = _scaled(d_input_gradient, w)
+    d, scale = scaled_gradient(d_input_gradient, w)
     write_product(d.mT, by_layer[0], 1 / scale, gradient["w1"], add=True)
     for k in range(2, w.last + 1):
         d = relu_mask(d, w[f"w{k - 1}"], kept.hidden[k - 2])
@@ -234,12 +278,22 @@ def add_double_backward(
             write_product(d.mT, by_layer[k - 1], 1 / scale, gradient[f"w{k}"], add=True)
 
 
-def _scaled(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
+def scaled_gradient(d_y: Tensor, w: Layers) -> tuple[Tensor, int]:
     """Output gradients in the type of the matrix products, and the factor they were scaled by."""
     if (dtype := w["w1"].dtype) == d_y.dtype:
         return d_y, 1
     scale = d_y.shape[1]
     return scaled(d_y, scale, dtype), scale
+
+
+def _back_to(w: Layers, kept: Activations, k: int, d: Tensor) -> Tensor:
+    """Gradient by hidden layer ``k - 1`` before normalisation and relu, given that by layer `k` before them."""
+    unit, features = kept.hidden[k - 2], kept.features if k == w.last else None
+    if features is not None:
+        d = rms_norm_backward(matmul_fp32(d, w[f"w{k}"].mT), features, unit)
+    else:
+        d = _back_through(w[f"w{k}"], unit, d)
+    return layer_norm_backward(d, kept.norms[k - 2]) if kept.norms else d
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from synther_replay.benchmarks.agents.networks import mlp, residual
 from synther_replay.benchmarks.agents.networks.adam import Adam
-from synther_replay.benchmarks.agents.networks.mlp import (
-    Activations,
-    Layers,
-    MlpShape,
-    backward,
-    backward_to_inputs,
-    forward,
-    operands,
-)
+from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, operands
+from synther_replay.benchmarks.agents.networks.residual import ResidualShape
 
 
 class Network(Protocol):
@@ -48,6 +43,11 @@ class LearningNetwork(Network, Protocol):
         """Update internal copies after the parameters were changed from outside."""
 
 
+def passes_of(shape: MlpShape) -> ModuleType:
+    """The module with the `forward` and `backward` passes of a shape."""
+    return residual if isinstance(shape, ResidualShape) else mlp
+
+
 class TorchNetwork:
     """PyTorch implementation of `Network`.
 
@@ -58,21 +58,24 @@ class TorchNetwork:
 
     def __init__(self, parameters: Tensor, shape: MlpShape) -> None:
         """No activations before `forward`."""
-        self._parameters, self._shape = parameters, shape
-        self._layers, self._kept = Layers(), Activations(parameters, ())
+        self._parameters, self._shape, self._passes = parameters, shape, passes_of(shape)
+        self._layers = Layers()
+        self._kept: Any = None  # activations of the last `forward`
 
     def forward(self, inputs: Tensor) -> Tensor:
         """See `Network`."""
         self._layers = operands(self._parameters, self._shape)
-        out, self._kept = forward(self._layers, inputs)
+        found: tuple[Tensor, Any] = self._passes.forward(self._layers, inputs)
+        out, self._kept = found
         return out
 
     def backward_to_inputs(self, d_out: Tensor) -> Tensor:
         """See `Network`."""
-        return backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
+        gradient: Tensor = self._passes.backward_to_inputs(self._layers, self._kept_of(d_out), d_out)
+        return gradient
 
-    def _kept_of(self, d_out: Tensor) -> Activations:
-        assert self._kept.hidden, "call forward() before a backward pass"
+    def _kept_of(self, d_out: Tensor) -> Any:
+        assert self._kept is not None, "call forward() before a backward pass"
         return self._kept.first_rows(d_out.shape[1])
 
 
@@ -91,7 +94,7 @@ class LearningTorchNetwork(TorchNetwork):
 
     def learn(self, d_out: Tensor, rates: Tensor, *, update_targets: bool = False) -> None:
         """See `LearningNetwork`."""
-        backward(self._layers, self._kept_of(d_out), d_out, self._gradient)
+        self._passes.backward(self._layers, self._kept_of(d_out), d_out, self._gradient)
         if update_targets:
             self.adam.step_with_target(rates, self.target, self.target_speed)
         else:

@@ -22,7 +22,8 @@ _MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
     """Whether the kernels support a shape: two hidden layers, sizes divisible into tiles, enough shared memory."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
-    tiled = shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
+    plain = type(shape) is MlpShape and not (shape.layer_norm or shape.feature_norm)
+    tiled = plain and shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
     # Upper bound of the shared memory of all kernels: three strips of both weights, and a tile of inputs.
     columns = tile_size(shape.padded_inputs)
     room = 2 * (3 * 64 * (columns + shape.hidden) + _TILE * (columns + _TILE))

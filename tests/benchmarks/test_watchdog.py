@@ -1,0 +1,46 @@
+"""The watchdog of the critics reports values that no policy can have, and only those."""
+
+import math
+
+import pytest
+import torch
+
+from synther_replay.benchmarks.online.watchdog import advice, out_of_range, value_range
+
+
+def test_the_range_is_that_of_the_best_and_worst_reward_for_ever():
+    rewards = torch.tensor([[0.0, 1.0, 0.5], [-2.0, -1.0, -3.0]])
+    temperature, entropy = torch.tensor([0.0, 0.1]), torch.tensor([-5.0, -4.0])
+    least, most = value_range(rewards, temperature, entropy, 3, 0.99)
+    assert least.tolist() == pytest.approx([0.0, -340.0], rel=1e-4)
+    assert most.tolist() == pytest.approx([100.0, 100 * 0.1 * 3 * math.log(2)], rel=1e-4)
+
+
+def estimates(**changes):
+    return {"lowest": [0.0], "highest": [99.0], "least": [0.0], "most": [100.0], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({}, False),
+        ({"highest": [109.0]}, False),
+        ({"highest": [111.0]}, True),
+        ({"lowest": [-9.0]}, False),
+        ({"lowest": [-11.0]}, True),
+        ({"highest": [math.nan]}, True),
+        ({"highest": [math.inf]}, True),
+    ],
+)
+def test_a_tenth_beyond_the_range_is_divergence(changes, left):
+    assert out_of_range(estimates(**changes)) == ([0] if left else [])
+
+
+def test_estimates_of_older_runs_have_no_range():
+    assert out_of_range({"value": [1.0], "reward": [0.0]}) == []
+
+
+def test_advice_names_the_seeds_and_another_critic():
+    assert "200, 203" in advice([200, 203], "plain")
+    assert "layernorm" in advice([200], "plain")
+    assert "layernorm" not in advice([200], "layernorm")
