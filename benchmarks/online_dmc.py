@@ -162,8 +162,8 @@ def main() -> int:
         return 0
     if args.keep_rows:
         try:
-            folder = args.keep_rows / settings.env / path.stem
-            save_rows(folder, run.agents.replay.transitions(), settings.first_seed)
+            stem = args.keep_rows / f"{settings.env}-{path.stem}"
+            save_rows(stem, run.agents.replay.transitions(), settings.first_seed)
         except OSError as error:
             return exit_with_error(2, error)
     wall = run.progress.wall_seconds()

@@ -11,6 +11,7 @@ import torch
 from synther_replay import GeneratorConfig
 from synther_replay.benchmarks import online_dmc
 from synther_replay.benchmarks.environments.parallel import WorkerDiedError
+from synther_replay.benchmarks.fidelity.rows import read_dataset
 from synther_replay.benchmarks.online import results as online_results
 from synther_replay.benchmarks.online import run as online_run
 from synther_replay.benchmarks.online.settings import Settings
@@ -169,12 +170,17 @@ class TestRunning:
         status, out, _ = call(*arguments, "--time-limit", "0")
         assert (status, out.splitlines()[-1]) == (0, "stopped at step 50 of 120; run the same command to resume")
         assert [p.name for p in folder.iterdir()] == [".synther-tiny-t.checkpoint"]
-        status, out, _ = call(*arguments, "--keep-policies", str(tmp_path / "kept"))
+        status, out, _ = call(
+            *arguments, "--keep-policies", str(tmp_path / "kept"), "--keep-rows", str(tmp_path / "rows")
+        )
         assert status == 0
         assert "resumed at step 50" in out
         assert str(path) in out.splitlines()[-1]
         assert [p.name for p in folder.iterdir()] == [path.name]
         assert [p.name for p in (tmp_path / "kept" / "Pendulum-v1" / path.stem).iterdir()] == ["120.safetensors"]
+        kept = sorted((tmp_path / "rows").iterdir())
+        assert [p.name for p in kept] == [f"Pendulum-v1-synther-tiny-t-{seed}.npz" for seed in (0, 1)]
+        assert len(read_dataset(str(kept[1]))) == 120
         content = json.loads(path.read_text())
         assert set(online_results.KEYS) | {"settings", "value_estimates", "failed_at", "fits", "made_on"} == set(
             content
