@@ -1,7 +1,15 @@
-"""Stable-Baselines3: `SynthERBuffer` (a replay buffer), `SynthERCallback` (logs refits) and `FastSAC`."""
+"""Stable-Baselines3: `SynthERBuffer` and `SynthERHerBuffer`, `SynthERCallback` (logs refits) and `FastSAC`."""
 
 from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer, transition_spec
 from synther_replay.adapters.sb3.callback import SynthERCallback
 from synther_replay.adapters.sb3.fast_sac import FastSAC
+from synther_replay.adapters.sb3.her import SynthERHerBuffer
 
-__all__ = ["FastSAC", "SynthERBuffer", "SynthERCallback", "SynthERDictBuffer", "transition_spec"]
+__all__ = [
+    "FastSAC",
+    "SynthERBuffer",
+    "SynthERCallback",
+    "SynthERDictBuffer",
+    "SynthERHerBuffer",
+    "transition_spec",
+]

@@ -25,6 +25,8 @@ from synther_replay.data.transitions import TransitionSpec
 from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.replay.source import SyntheticSource
 
+GOAL = "desired_goal"  # key of observations with a goal
+
 
 def transition_spec(
     observation_space: spaces.Space[Any],
@@ -32,6 +34,7 @@ def transition_spec(
     *,
     scaled_actions: bool = True,
     n_steps: int = 1,
+    goals: bool = False,
 ) -> TransitionSpec:
     """Return the spec of the transitions in a `SynthERBuffer`; needed to construct your own generator.
 
@@ -40,6 +43,7 @@ def transition_spec(
         action_space: Action space of the environment.
         scaled_actions: Whether continuous actions are stored scaled to [-1, 1], as SB3's algorithms do.
         n_steps: Number of steps of a row; with more than 1, rows have the field ``discount``.
+        goals: Whether it is the spec of a `SynthERHerBuffer`, whose rows have the goal as a field of its own.
     """
     if scaled_actions and isinstance(action_space, spaces.Box):
         action_space = spaces.Box(-1.0, 1.0, action_space.shape, np.float32)
@@ -53,7 +57,16 @@ def transition_spec(
         raise TypeError(
             f"observation_space: Stable-Baselines3 does not support Tuple observations, got {observation_space}"
         )
-    return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
+    if not goals:
+        return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
+    entries = dict(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else {}
+    if not {"observation", "achieved_goal", GOAL} <= entries.keys():
+        raise ValueError(
+            "observation_space: expected a Dict with the keys 'observation', 'achieved_goal' and 'desired_goal', "
+            f"got {observation_space}"
+        )
+    goal = {GOAL: entries.pop(GOAL)}
+    return TransitionSpec.from_spaces(spaces.Dict(entries), action_space, extra=goal)
 
 
 class SynthERBuffer(NStepReplayBuffer):
@@ -91,6 +104,9 @@ class SynthERBuffer(NStepReplayBuffer):
         scaled_actions: Set it to False if your own loop stores actions in the units of the environment.
     """
 
+    _rows_type: type[RealRows] = RealRows
+    _has_goals = False
+
     def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
         """Select `SynthERDictBuffer` for Dict observations."""
         if isinstance(observation_space, spaces.Dict) and not issubclass(cls, DictReplayBuffer):
@@ -117,8 +133,9 @@ class SynthERBuffer(NStepReplayBuffer):
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
         scaled_actions: bool = True,
+        **storage: Any,
     ) -> None:
-        """Check the arguments and create an empty buffer."""
+        """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
         if optimize_memory_usage and real_ratio != 1.0:
             raise ValueError(
                 "optimize_memory_usage: True requires real_ratio=1, because it overwrites next observations that the "
@@ -133,23 +150,30 @@ class SynthERBuffer(NStepReplayBuffer):
             )
         if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
-        spec = transition_spec(observation_space, action_space, scaled_actions=scaled_actions, n_steps=n_steps)
+        spec = transition_spec(
+            observation_space,
+            action_space,
+            scaled_actions=scaled_actions,
+            n_steps=n_steps,
+            goals=self._has_goals,
+        )
         options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,
             observation_space,
             action_space,
-            device,
-            n_envs,
-            optimize_memory_usage,
-            handle_timeout_termination,
+            device=device,
+            n_envs=n_envs,
+            optimize_memory_usage=optimize_memory_usage,
+            handle_timeout_termination=handle_timeout_termination,
+            **storage,
         )
         self.n_steps, self.gamma = n_steps, gamma
         self.added = 0  # calls of `add` so far
         self._counted = 0  # calls of `add` already counted in `source.steps`
         self._checked = False  # whether the shapes of added transitions were checked
-        self._real = RealRows(self, spec, options.seed, self.device)
+        self._real = self._rows_type(self, spec, options.seed, self.device)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
 
     def __repr__(self) -> str:
@@ -229,8 +253,8 @@ class SynthERBuffer(NStepReplayBuffer):
         """Update the step count of the source."""
         self.source.steps += (self.added - self._counted) * self.n_envs
         self._counted = self.added
-        if self.source.real_ratio < 1.0 and not len(self._real):
-            raise ValueError("buffer is empty: add transitions before sampling")
+        if self.source.real_ratio < 1.0:
+            self._real.require()
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         one_step = super(NStepReplayBuffer, self)._get_samples
@@ -243,9 +267,9 @@ class SynthERBuffer(NStepReplayBuffer):
         if env is not None:
             rewards = self._normalised_rewards(rewards, env)
         return self._samples_type()(
-            observations=self._as_observations(rows[:, spec.observations], env),
+            observations=self._as_observations(rows, "observations", env),
             actions=_copy(rows[:, spec.actions], self.actions.dtype),
-            next_observations=self._as_observations(rows[:, spec.next_observations], env),
+            next_observations=self._as_observations(rows, "next_observations", env),
             dones=_copy(rows[:, spec.terminated]),
             rewards=rewards,
             discounts=None if self.n_steps == 1 else _copy(rows[:, spec.field(DISCOUNT).columns]),
@@ -261,7 +285,8 @@ class SynthERBuffer(NStepReplayBuffer):
     def _samples_type(self) -> Any:
         return ReplayBufferSamples
 
-    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> Any:
+    def _as_observations(self, rows: Tensor, field: str, env: VecNormalize | None) -> Any:
+        columns = rows[:, self.source.spec.field(field).columns]
         observations = _copy(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
         return observations if env is None else self._on_host(observations, env.normalize_obs)
 
@@ -301,17 +326,20 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
     def _samples_type(self) -> Any:
         return DictReplayBufferSamples
 
-    def _as_observations(self, columns: Tensor, env: VecNormalize | None) -> dict[str, Tensor]:
-        observations, start = {}, 0
-        for leaf in self.source.spec.field("observations").leaves:
-            key = str(leaf.path[0])
-            values = columns[:, start : start + leaf.size].reshape(-1, *self.obs_shape[key])
-            observations[key] = _copy(values, self.observations[key].dtype)
-            start += leaf.size
+    def _as_observations(self, rows: Tensor, field: str, env: VecNormalize | None) -> dict[str, Tensor]:
+        observations = self._entries(rows, field)
         if env is None:
             return observations
         normalised = env.normalize_obs({key: values.cpu().numpy() for key, values in observations.items()})
         return {key: torch.as_tensor(values, device=self.device) for key, values in normalised.items()}
+
+    def _entries(self, rows: Tensor, field: str) -> dict[str, Tensor]:
+        """Return the entries of `observations` or `next_observations`."""
+        columns_of = self.source.spec.field(field).leaf_columns()
+        return {str(leaf.path[0]): self._entry(rows, str(leaf.path[0]), columns) for leaf, columns in columns_of}
+
+    def _entry(self, rows: Tensor, key: str, columns: slice) -> Tensor:
+        return _copy(rows[:, columns].reshape(-1, *self.obs_shape[key]), self.observations[key].dtype)
 
 
 def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:

@@ -65,6 +65,11 @@ class RealRows:
         """Number of transitions held."""
         return int(self.buffer.size() * self.buffer.n_envs)
 
+    def require(self) -> None:
+        """Raise ValueError if there is nothing to sample."""
+        if not len(self):
+            raise ValueError("buffer is empty: add transitions before sampling")
+
     def sample(self, n: int, times: int = 1) -> Tensor:
         """Draw `n` rows uniformly with replacement, `times` times, ``(times * n, dim)``."""
         size = len(self)
