@@ -29,7 +29,7 @@ def make_network(
         batch_size: Rows per update.
         target_speed: Step size of the targets towards the networks.
     """
-    if has_kernels(parameters.device, shape, batch_size):
+    if not shape.layer_norm and has_kernels(parameters.device, shape, batch_size):
         from synther_replay.benchmarks.agents.networks.triton_networks import LearningTritonNetwork
 
         return LearningTritonNetwork(parameters, adam, shape, batch_size=batch_size, target_speed=target_speed)
@@ -38,7 +38,7 @@ def make_network(
 
 def outputs_for(parameters: Tensor, shape: MlpShape, rows: Tensor, columns: slice) -> Tensor:
     """Outputs of networks ``(M, P)`` for some columns of rows ``(M, R, dim)``, without gradients."""
-    if has_kernels(parameters.device, shape, rows.shape[1]):
+    if not shape.layer_norm and has_kernels(parameters.device, shape, rows.shape[1]):
         from synther_replay.benchmarks.agents.networks.triton_networks import policy_outputs
 
         return policy_outputs(parameters, shape, rows, columns)

@@ -82,11 +82,34 @@ def product(
 
 
 @triton.jit
+def _first_statistics(
+    x, w1, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
+):
+    """Mean and reciprocal standard deviation of each row of ``x @ w1``, whose strips are then computed once more."""
+    c, k = tl.arange(0, CP), tl.arange(0, BK)
+    total, square = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    for start in range(0, H, BK):
+        strip = tl.dot(x, tl.load(w1 + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0))
+        total += tl.sum(strip, 1)
+        square += tl.sum(strip * strip, 1)
+    mean = total / H
+    return mean, 1 / tl.sqrt(tl.maximum(square / H - mean * mean, 0.0) + EPS)
+
+
+@triton.jit
+def _norm(z, H: tl.constexpr, EPS: tl.constexpr):
+    """Rows with mean 0 and variance 1, and the reciprocal standard deviations."""
+    centred = z - (tl.sum(z, 1) / H)[:, None]
+    factor = 1 / tl.sqrt(tl.sum(centred * centred, 1) / H + EPS)
+    return centred * factor[:, None], factor
+
+
+@triton.jit
 def _value(
-    inputs, parameters, fp16, h1, h2, q, network, tile, learning,
+    inputs, parameters, fp16, h1, h2, n1, n2, factors, q, network, tile, learning,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     agent = (network % S) // N + tl.where(learning, 0, S // N)
     row = network.to(tl.int64) * P
@@ -95,14 +118,26 @@ def _value(
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
     x = _fp16(x)
     kept = (network % S) * B * H + b[:, None] * H
+    if NORM:
+        mean, factor = _first_statistics(x, fp16 + row, C, CP, H, EPS, BM, BK)
+        tl.store(factors + network * B + b, factor, mask=learning)
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         w1 = tl.load(fp16 + row + c[:, None] * H + start + k[None, :], mask=c[:, None] < C, other=0.0)
-        strip = _fp16(_relu(tl.dot(x, w1)))
+        before = tl.dot(x, w1)
+        if NORM:
+            before = (before - mean[:, None]) * factor[:, None]
+            tl.store(n1 + kept + start + k[None, :], _fp16(before), mask=learning)
+        strip = _fp16(_relu(before))
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
         w2 = tl.load(fp16 + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = _relu(acc + tl.load(parameters + row + B2 + j)[None, :])
+    before = acc + tl.load(parameters + row + B2 + j)[None, :]
+    if NORM:
+        before, factor = _norm(before, H, EPS)
+        tl.store(factors + (S + network) * B + b, factor, mask=learning)
+        tl.store(n2 + kept + j[None, :], _fp16(before), mask=learning)
+    hidden = _relu(before)
     tl.store(h2 + kept + j[None, :], _fp16(hidden), mask=learning)
     value = tl.sum(hidden * tl.load(parameters + row + W3 + j)[None, :], 1) + tl.load(parameters + row + B3)
     tl.store(q + network * B + b, value)
@@ -110,19 +145,23 @@ def _value(
 
 @triton.jit(do_not_specialize=["excluded"])
 def values(
-    inputs, parameters, fp16, excluded, h1, h2, q,
+    inputs, parameters, fp16, excluded, h1, h2, n1, n2, factors, q,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Values of S critics and of their targets, N per agent, and the critics' hidden layers."""
+    """Values of S critics and of their targets, N per agent, and the critics' hidden layers.
+
+    With `NORM` also the critics' normalised layers before relu, and what they were multiplied by, ``(2, S, B)``.
+    """
     tile, network = tl.program_id(0), tl.program_id(1)
     learning = network < S  # otherwise a target
     # Targets that are not used are skipped: `errors` adds infinity to their old values.
     used = tl.load(excluded + network % S) == 0.0
     if learning | used:
         _value(
-            inputs, parameters, fp16, h1, h2, q, network, tile, learning, W2, W3, B2, B3, P, S, N, B, C, CP, H, BM, BK
+            inputs, parameters, fp16, h1, h2, n1, n2, factors, q, network, tile, learning,
+            W2, W3, B2, B3, P, S, N, B, C, CP, H, NORM, EPS, BM, BK,
         )  # fmt: skip
 
 
@@ -161,38 +200,69 @@ def outputs(
 
 
 @triton.jit
-def _through_hidden(
-    parameters, fp16, h1, h2, d_h1, d_h2, row, kept, d_out,
-    W2: tl.constexpr, W3: tl.constexpr, H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+def _top_gradient(
+    parameters, unit, row, kept, d_out, start,
+    W3: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by both hidden layers before relu, given those by one output ``(BM,)`` or several ``(BM, AP)``."""
-    i, k, o = tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
+    """A strip of the second hidden layer, and the gradient by it before relu, given that by the outputs."""
+    k, o = tl.arange(0, BK), tl.arange(0, AP)
+    hidden = tl.load(unit + kept + start + k[None, :])
+    if A == 1:
+        d_hidden = d_out[:, None] * tl.load(parameters + row + W3 + start + k)[None, :]
+    else:
+        w3 = tl.load(parameters + row + W3 + (start + k)[None, :] * A + o[:, None], mask=o[:, None] < A, other=0.0)
+        d_hidden = tl.dot(d_out, w3)
+    return hidden, tl.where(hidden > 0, d_hidden, 0.0)
+
+
+@triton.jit
+def _through_hidden(
+    parameters, fp16, u1, u2, factors, d_h1, d_h2, row, kept, place, d_out,
+    W2: tl.constexpr, W3: tl.constexpr, S: tl.constexpr, B: tl.constexpr, H: tl.constexpr, A: tl.constexpr,
+    AP: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Gradients by both hidden layers before norm and relu, given those by one output ``(BM,)`` or several ``(BM, AP)``.
+
+    `u1` and `u2` are the hidden layers, or with `NORM` the normalised layers before relu. The factors of the rows of
+    this tile are at `place`.
+    """
+    i, k = tl.arange(0, H), tl.arange(0, BK)
+    if NORM:
+        total, along = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+        for start in range(0, H, BK):
+            normal, d = _top_gradient(parameters, u2, row, kept, d_out, start, W3, A, AP, BK)
+            total += tl.sum(d, 1)
+            along += tl.sum(d * normal.to(tl.float32), 1)
+        factor = tl.load(factors + S * B + place)[:, None]
+        total, along = (total / H)[:, None], (along / H)[:, None]
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
-        hidden = tl.load(h2 + kept + start + k[None, :])
-        if A == 1:
-            d_hidden = d_out[:, None] * tl.load(parameters + row + W3 + start + k)[None, :]
-        else:
-            w3 = tl.load(parameters + row + W3 + (start + k)[None, :] * A + o[:, None], mask=o[:, None] < A, other=0.0)
-            d_hidden = tl.dot(d_out, w3)
-        strip = _fp16(tl.where(hidden > 0, d_hidden, 0.0))
+        hidden, d = _top_gradient(parameters, u2, row, kept, d_out, start, W3, A, AP, BK)
+        if NORM:
+            d = factor * (d - total - hidden.to(tl.float32) * along)
+        strip = _fp16(d)
         tl.store(d_h2 + kept + start + k[None, :], strip)
         w2 = tl.load(fp16 + row + W2 + i[:, None] * H + start + k[None, :])
         acc = tl.dot(strip, tl.trans(w2), acc)
-    first = tl.load(h1 + kept + i[None, :])
-    d_first = _fp16(tl.where(first > 0, acc, 0.0))
+    first = tl.load(u1 + kept + i[None, :])
+    d = tl.where(first > 0, acc, 0.0)
+    if NORM:
+        normal = first.to(tl.float32)
+        along = (tl.sum(d * normal, 1) / H)[:, None]
+        d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H)[:, None] - normal * along)
+    d_first = _fp16(d)
     tl.store(d_h1 + kept + i[None, :], d_first)
     return d_first
 
 
 @triton.jit(do_not_specialize=["excluded"])
 def errors(
-    parameters, fp16, h1, h2, q, bellman, excluded, error, d_h1, d_h2, bellman_stride,
+    parameters, fp16, u1, u2, factors, q, bellman, excluded, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
-    H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr, SCALE: tl.constexpr,
+    H: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr,
+    SCALE: tl.constexpr,
 ):  # fmt: skip
-    """TD errors of the critics, and `SCALE` times their gradient by both hidden layers."""
+    """TD errors of the critics, and `SCALE` times their gradient by both hidden layers; see `_through_hidden`."""
     tile, network = tl.program_id(0), tl.program_id(1)
     agent = network // N
     b = tile * BM + tl.arange(0, BM)
@@ -205,7 +275,8 @@ def errors(
     tl.store(error + network * B + b, difference)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
     _through_hidden(
-        parameters, fp16, h1, h2, d_h1, d_h2, row, kept, difference * SCALE, W2, W3, H, 1, 16, BM, BK
+        parameters, fp16, u1, u2, factors, d_h1, d_h2, row, kept, network * B + b, difference * SCALE,
+        W2, W3, S, B, H, 1, 16, NORM, BM, BK,
     )  # fmt: skip
 
 
@@ -224,7 +295,10 @@ def back(
     else:
         d = tl.load(d_out + (network * B + b)[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
-    d_first = _through_hidden(parameters, fp16, h1, h2, d_h1, d_h2, row, kept, d * SCALE, W2, W3, H, A, AP, BM, BK)
+    d_first = _through_hidden(
+        parameters, fp16, h1, h2, parameters, d_h1, d_h2, row, kept, network * B + b, d * SCALE,
+        W2, W3, 1, B, H, A, AP, False, BM, BK,
+    )  # fmt: skip
     if TO_INPUTS:
         c, i = tl.arange(0, CP), tl.arange(0, H)
         w1 = tl.load(fp16 + row + c[:, None] * H + i[None, :], mask=c[:, None] < C, other=0.0)
@@ -244,10 +318,11 @@ def _state(parameters, mean, square, place, target, mask, TARGETS: tl.constexpr)
 
 @triton.jit
 def _adam(
-    parameters, fp16, mean, square, place, target, mask, state, gradient, rates, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, place, target, mask, state, gradient, rates, speed, decay, beta1, beta2, eps,
     TARGETS: tl.constexpr,
 ):  # fmt: skip
     p, m, v, t = state
+    p -= decay * p
     m += (1 - beta1) * (gradient - m)
     v = beta2 * v + (1 - beta2) * gradient * gradient
     p -= m * tl.load(rates) / (tl.sqrt(v) * tl.load(rates + 1) + eps)
@@ -264,21 +339,21 @@ def _adam(
 
 @triton.jit
 def _step(
-    parameters, fp16, mean, square, row, target, place, mask, gradient, rates, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, row, target, place, mask, gradient, rates, speed, decay, beta1, beta2, eps,
     TARGETS: tl.constexpr,
 ):  # fmt: skip
     """Load and update in one call, for small tensors."""
     at, target_place = row + place, target + place
     state = _state(parameters, mean, square, at, target_place, mask, TARGETS)
     _adam(
-        parameters, fp16, mean, square, at, target_place, mask, state, gradient, rates, speed, beta1, beta2, eps,
+        parameters, fp16, mean, square, at, target_place, mask, state, gradient, rates, speed, decay, beta1, beta2, eps,
         TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_w2(
-    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, decay, beta1, beta2, eps,
     B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr, TARGETS: tl.constexpr,
 ):  # fmt: skip
     b, i, j = tl.arange(0, T), (part // (H // T)) * RT + tl.arange(0, RT), (part % (H // T)) * T + tl.arange(0, T)
@@ -293,13 +368,13 @@ def _learn_w2(
         total = tl.dot(tl.trans(h), d, total)
     _adam(
         parameters, fp16, mean, square, at, target_place, every, state, total * FACTOR, rates,
-        speed, beta1, beta2, eps, TARGETS,
+        speed, decay, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_w1(
-    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, decay, beta1, beta2, eps,
     B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr,
     TARGETS: tl.constexpr,
 ):  # fmt: skip
@@ -316,13 +391,13 @@ def _learn_w1(
         total = tl.dot(tl.trans(x), d, total)
     _adam(
         parameters, fp16, mean, square, at, target_place, used, state, total * FACTOR, rates,
-        speed, beta1, beta2, eps, TARGETS,
+        speed, decay, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit
 def _learn_rest(
-    parameters, fp16, mean, square, rates, row, target, h2, d_h2, d_out, part, speed, beta1, beta2, eps,
+    parameters, fp16, mean, square, rates, row, target, h2, d_h2, d_out, part, speed, decay, beta1, beta2, eps,
     W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, B: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
     A: tl.constexpr, AP: tl.constexpr, FACTOR: tl.constexpr, FACTOR3: tl.constexpr, TARGETS: tl.constexpr,
 ):  # fmt: skip
@@ -354,21 +429,21 @@ def _learn_rest(
         d_b3 = tl.sum(d_b3, 0)
     _step(
         parameters, fp16, mean, square, row + W3, target + W3, place, used, d_w3 * FACTOR3, rates,
-        speed, beta1, beta2, eps, TARGETS,
+        speed, decay, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
     _step(
         parameters, fp16, mean, square, row + B2, target + B2, j, j >= 0, d_b2 * FACTOR, rates,
-        speed, beta1, beta2, eps, TARGETS,
+        speed, decay, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
     _step(
         parameters, fp16, mean, square, row + B3, target + B3, first, once, d_b3 * FACTOR3, rates,
-        speed, beta1, beta2, eps, TARGETS,
+        speed, decay, beta1, beta2, eps, TARGETS,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rates"])
 def learn(
-    inputs, parameters, fp16, mean, square, h1, h2, d_out, d_h1, d_h2, rates, speed, beta1, beta2, eps,
+    inputs, parameters, fp16, mean, square, h1, h2, d_out, d_h1, d_h2, rates, speed, decay, beta1, beta2, eps,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, AGENT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr,
     H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, RT: tl.constexpr, T: tl.constexpr,
@@ -389,15 +464,15 @@ def learn(
     if part < tiles_of_w2:
         _learn_w2(
             parameters, fp16, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
-            speed, beta1, beta2, eps, B, H, RT, T, FACTOR, TARGETS,
+            speed, decay, beta1, beta2, eps, B, H, RT, T, FACTOR, TARGETS,
         )  # fmt: skip
     elif part < tiles:
         _learn_w1(
             parameters, fp16, mean, square, rates, row, target, inputs + (network // N) * AGENT, d_h1 + kept,
-            part - tiles_of_w2, speed, beta1, beta2, eps, B, C, CT, H, T, FACTOR, TARGETS,
+            part - tiles_of_w2, speed, decay, beta1, beta2, eps, B, C, CT, H, T, FACTOR, TARGETS,
         )  # fmt: skip
     else:
         _learn_rest(
             parameters, fp16, mean, square, rates, row, target, h2 + kept, d_h2 + kept, d_out + network * B * A,
-            part - tiles, speed, beta1, beta2, eps, W3, B2, B3, B, H, T, A, AP, FACTOR, FACTOR3, TARGETS,
+            part - tiles, speed, decay, beta1, beta2, eps, W3, B2, B3, B, H, T, A, AP, FACTOR, FACTOR3, TARGETS,
         )  # fmt: skip

@@ -11,7 +11,8 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.networks import triton_kernels as kernels
 from synther_replay.benchmarks.agents.networks.adam import BETAS, EPS, Adam
 from synther_replay.benchmarks.agents.networks.mlp import MlpShape
-from synther_replay.benchmarks.agents.networks.torch_networks import Network
+from synther_replay.benchmarks.agents.networks.normalisation import EPS as NORM_EPS
+from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork
 from synther_replay.benchmarks.agents.networks.triton_matmul import tile_size
 
 _TILE = 64  # size of weight tiles, and batch rows per reduction step
@@ -22,7 +23,7 @@ _MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
     """Whether the kernels support a shape: two hidden layers, sizes divisible into tiles, enough shared memory."""
     power_of_two = shape.hidden & (shape.hidden - 1) == 0
-    plain = type(shape) is MlpShape and not (shape.layer_norm or shape.feature_norm)
+    plain = type(shape) is MlpShape and not shape.feature_norm
     tiled = plain and shape.hidden_layers == 2 and power_of_two and shape.hidden >= _TILE and batch_size % _TILE == 0
     # Upper bound of the shared memory of all kernels: three strips of both weights, and a tile of inputs.
     columns = tile_size(shape.padded_inputs)
@@ -73,9 +74,8 @@ class TritonCritics:
         self.layers = _Layers(values, values.half(), shape, stack, batch_size)
         self.adam, self.target_speed = adam, target_speed
         first = slice(0, stack, critics)
-        self.first: Network = TritonNetwork(
-            _Layers(values[first], self.layers.fp16[first], shape, stack // critics, batch_size)
-        )
+        of_first = _Layers(values[first], self.layers.fp16[first], shape, stack // critics, batch_size)
+        self.first: Network = TorchNetwork(values[first], shape) if shape.layer_norm else TritonNetwork(of_first)
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
         columns = shape.padded_inputs
@@ -93,7 +93,7 @@ class TritonCritics:
                 "num_stages": 3,
             },
             "errors": {
-                "BM": 64 if ensembles else 32 if many else 16,
+                "BM": 64 if ensembles and not shape.layer_norm else 32 if many else 16,
                 "BK": 32 if many else 64,
                 "num_warps": 4,
                 "num_stages": 3,
@@ -119,14 +119,15 @@ class TritonCritics:
         stack, batch, critics = sizes["S"], sizes["B"], sizes["N"]
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
         layers = self.layers
+        norm = {"NORM": layers.shape.layer_norm}
         kernels.values[(batch // tuning["values"]["BM"], 2 * stack)](
-            inputs, layers.parameters, layers.fp16, excluded, layers.h1, layers.h2, self.q, **starts, **sizes,
-            **width, **tuning["values"],
+            inputs, layers.parameters, layers.fp16, excluded, layers.h1, layers.h2, layers.n1, layers.n2,
+            layers.factors, self.q, **starts, **sizes, **width, **norm, EPS=NORM_EPS, **tuning["values"],
         )  # fmt: skip
         kernels.errors[(batch // tuning["errors"]["BM"], stack)](
-            layers.parameters, layers.fp16, layers.h1, layers.h2, self.q, bellman, excluded, self.error,
-            layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, H=width["H"], AGENT=bellman.stride(1),
-            SCALE=_SCALE, **tuning["errors"],
+            layers.parameters, layers.fp16, layers.n1, layers.n2, layers.factors, self.q, bellman, excluded, self.error,
+            layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm, H=width["H"],
+            AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
         )  # fmt: skip
         layers.learn(
             self.adam, inputs[0], self.error, rates, tuning["learn"], critics=critics,
@@ -136,7 +137,7 @@ class TritonCritics:
 
 
 class TritonNetwork:
-    """Triton implementation of `torch_networks.Network`.
+    """Triton implementation of `torch_networks.Network`, for networks without layer norm.
 
     Args:
         layers: Parameters, and the buffers that the kernels share.
@@ -226,6 +227,11 @@ class _Layers:
         self.parameters, self.fp16, self.shape = parameters, fp16, shape
         size = 4, stack, batch_size, shape.hidden
         self.h1, self.h2, self.d_h1, self.d_h2 = torch.zeros(size, dtype=torch.float16, device=parameters.device)
+        # What gradients pass on their way back: the normalised layers before relu, or else the layers after it.
+        self.n1, self.n2, self.factors = self.h1, self.h2, parameters
+        if shape.layer_norm:
+            self.n1, self.n2 = torch.zeros_like(self.h1), torch.zeros_like(self.h2)
+            self.factors = torch.zeros(2, stack, batch_size, device=parameters.device)
 
     def refresh(self) -> None:
         """Update the fp16 copy."""
@@ -249,7 +255,7 @@ class _Layers:
         tiles = shape.hidden // tuning["RT"] + triton.cdiv(columns, tuning["CT"]) + 1  # of w2, w1 and the rest
         kernels.learn[(shape.hidden // tuning["T"] * tiles, stack)](
             inputs, self.parameters, self.fp16, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
-            self.d_h2, rates, speed or 0.0, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack, N=critics,
+            self.d_h2, rates, speed or 0.0, adam.decay, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack, N=critics,
             B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs, AP=tile_size(shape.outputs),
             TARGETS=speed is not None, **tuning, **factors,
         )  # fmt: skip
