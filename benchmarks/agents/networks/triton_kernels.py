@@ -221,10 +221,10 @@ def _through_hidden(
     W2: tl.constexpr, W3: tl.constexpr, S: tl.constexpr, B: tl.constexpr, H: tl.constexpr, A: tl.constexpr,
     AP: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by both hidden layers before norm and relu, given those by one output ``(BM,)`` or several ``(BM, AP)``.
+    """Gradients by both hidden layers before relu, given those by one output ``(BM,)`` or several ``(BM, AP)``.
 
-    `u1` and `u2` are the hidden layers, or with `NORM` the normalised layers before relu. The factors of the rows of
-    this tile are at `place`.
+    With `NORM`, those by the layers before their normalisation; `u1` and `u2` are then the normalised layers before
+    relu, else the layers after it. The factors of the rows of this tile are at `place`.
     """
     i, k = tl.arange(0, H), tl.arange(0, BK)
     if NORM:

@@ -255,9 +255,9 @@ class _Layers:
         tiles = shape.hidden // tuning["RT"] + triton.cdiv(columns, tuning["CT"]) + 1  # of w2, w1 and the rest
         kernels.learn[(shape.hidden // tuning["T"] * tiles, stack)](
             inputs, self.parameters, self.fp16, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
-            self.d_h2, rates, speed or 0.0, adam.decay, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack, N=critics,
-            B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs, AP=tile_size(shape.outputs),
-            TARGETS=speed is not None, **tuning, **factors,
+            self.d_h2, rates, speed or 0.0, adam.decay, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack,
+            N=critics, B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs,
+            AP=tile_size(shape.outputs), TARGETS=speed is not None, **tuning, **factors,
         )  # fmt: skip
 
 
