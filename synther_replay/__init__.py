@@ -6,6 +6,7 @@ from synther_replay.errors import CheckpointError, DivergedError, GenerationErro
 from synther_replay.generator import DiffusionGenerator, FitReport
 from synther_replay.options import SourceOptions
 from synther_replay.protocols import Generator, RealBuffer, RealTransitions
+from synther_replay.replay.batch import Batch
 from synther_replay.replay.buffer import SyntheticReplayBuffer
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
@@ -14,6 +15,7 @@ from synther_replay.replay.source import RefitReport, SyntheticSource
 __version__ = "0.2.0"
 
 __all__ = [
+    "Batch",
     "CheckpointError",
     "DiffusionGenerator",
     "DivergedError",

@@ -1,9 +1,12 @@
 """Stable-Baselines3: `SynthERBuffer` and `SynthERHerBuffer`, `SynthERCallback` (logs refits) and `FastSAC`."""
 
+from synther_replay.adapters.sb3.adoption import adopt_loaded_buffers
 from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer, transition_spec
 from synther_replay.adapters.sb3.callback import SynthERCallback
 from synther_replay.adapters.sb3.fast_sac import FastSAC
 from synther_replay.adapters.sb3.her import SynthERHerBuffer
+
+adopt_loaded_buffers(SynthERBuffer)
 
 __all__ = [
     "FastSAC",

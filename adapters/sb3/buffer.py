@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from synther_replay.adapters.sb3.batches import join_batches
+from synther_replay.adapters.sb3.adoption import adopted
+from synther_replay.adapters.sb3.batches import SynthERDictSamples, SynthERSamples, join_batches
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.data.spec import DISCOUNT
@@ -176,6 +176,33 @@ class SynthERBuffer(NStepReplayBuffer):
         self._real = self._rows_type(self, spec, options.seed, self.device)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
 
+    @classmethod
+    def from_buffer(
+        cls, plain: ReplayBuffer, *, device: torch.device | str | None = None, **options: Any
+    ) -> SynthERBuffer:
+        """Make a buffer of the rows of a plain one.
+
+        The rows are taken over, not copied: do not use the plain buffer any more. `load_replay_buffer` calls this if a
+        file holds a plain buffer and the model was made with a `SynthERBuffer`.
+
+        >>> from stable_baselines3.common.buffers import ReplayBuffer
+        >>> plain = ReplayBuffer(100, spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (1,)))
+        >>> SynthERBuffer.from_buffer(plain, generator="tiny", schedule=5_000)
+        SynthERBuffer(0 real, 0 synthetic, real_ratio=0.5, refits=0)
+
+        Args:
+            plain: A `ReplayBuffer`, `DictReplayBuffer` or `NStepReplayBuffer`; for `SynthERHerBuffer` a
+                `HerReplayBuffer`.
+            device: None: the device of the plain buffer.
+            **options: Options of this class, from `n_steps` on.
+
+        Raises:
+            TypeError: `plain` is none of these.
+            ValueError: Its rows cannot be modelled: see `optimize_memory_usage`.
+        """
+        buffer: SynthERBuffer = adopted(cls, plain, device, options)
+        return buffer
+
     def __repr__(self) -> str:
         """Sizes and ratio."""
         return repr(self.source).replace("SyntheticSource", type(self).__name__)
@@ -208,18 +235,19 @@ class SynthERBuffer(NStepReplayBuffer):
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Draw a batch with ``round(real_ratio * batch_size)`` real rows; refit first if due.
 
-        The normalisation of `env` is applied to real and synthetic rows.
+        The batch is SB3's named tuple, whose attribute `is_synthetic`, bool ``(batch,)``, says which rows are
+        synthetic. The normalisation of `env` is applied to real and synthetic rows.
         """
         self._count_steps()
         if self.source.real_ratio == 1.0:
-            return super().sample(batch_size, env)
+            return self._samples_type()._make(super().sample(batch_size, env))
         drawn = self.source.draw(batch_size)
         if drawn is None:
-            return self._as_samples(self._real.sample(batch_size), env)
+            return self._as_samples(self._real.sample(batch_size), None, env)
         batch, places = drawn
         if len(places):
             batch.rows.index_copy_(0, places, self._real.sample(len(places)))
-        return self._as_samples(batch.rows, env)
+        return self._as_samples(batch.rows, places, env)
 
     def sample_batches(self, count: int, batch_size: int, env: VecNormalize | None = None) -> Any:
         """Return the rows of `count` calls of `sample` in one batch; faster than the calls."""
@@ -231,13 +259,13 @@ class SynthERBuffer(NStepReplayBuffer):
         drawn = [self.source.draw(batch_size) for _ in range(count)]
         mixed = [one for one in drawn if one is not None]  # all or none: only the first call can refit
         if not mixed:
-            return self._as_samples(self._real.sample(batch_size, count), env)
+            return self._as_samples(self._real.sample(batch_size, count), None, env)
         rows = torch.cat([batch.rows for batch, _ in mixed])
         places = torch.stack([places for _, places in mixed])
         if places.numel():
             places += torch.arange(0, len(rows), batch_size, device=self.device)[:, None]
             rows.index_copy_(0, places.view(-1), self._real.sample(places.shape[1], count))
-        return self._as_samples(rows, env)
+        return self._as_samples(rows, places.view(-1), env)
 
     def reset(self) -> None:
         """Remove all real and synthetic rows; the generator keeps its model."""
@@ -260,13 +288,13 @@ class SynthERBuffer(NStepReplayBuffer):
         one_step = super(NStepReplayBuffer, self)._get_samples
         return one_step(batch_inds, env) if self.n_steps == 1 else super()._get_samples(batch_inds, env)
 
-    def _as_samples(self, rows: Tensor, env: VecNormalize | None) -> Any:
+    def _as_samples(self, rows: Tensor, real_places: Tensor | None, env: VecNormalize | None) -> Any:
         """Convert rows ``(batch, dim)`` to SB3's named tuple; fields do not share memory."""
         spec = self.source.spec
         rewards = _copy(rows[:, spec.rewards])
         if env is not None:
             rewards = self._normalised_rewards(rewards, env)
-        return self._samples_type()(
+        samples = self._samples_type()(
             observations=self._as_observations(rows, "observations", env),
             actions=_copy(rows[:, spec.actions], self.actions.dtype),
             next_observations=self._as_observations(rows, "next_observations", env),
@@ -274,6 +302,8 @@ class SynthERBuffer(NStepReplayBuffer):
             rewards=rewards,
             discounts=None if self.n_steps == 1 else _copy(rows[:, spec.field(DISCOUNT).columns]),
         )
+        samples.real_places = real_places
+        return samples
 
     def _normalised_rewards(self, rewards: Tensor, env: VecNormalize) -> Tensor:
         """Normalise n-step returns by their average reward, so that clipping is the one of single rewards."""
@@ -283,7 +313,7 @@ class SynthERBuffer(NStepReplayBuffer):
         )
 
     def _samples_type(self) -> Any:
-        return ReplayBufferSamples
+        return SynthERSamples
 
     def _as_observations(self, rows: Tensor, field: str, env: VecNormalize | None) -> Any:
         columns = rows[:, self.source.spec.field(field).columns]
@@ -324,7 +354,7 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
     """`SynthERBuffer` for Dict observations; constructed automatically by `SynthERBuffer`."""
 
     def _samples_type(self) -> Any:
-        return DictReplayBufferSamples
+        return SynthERDictSamples
 
     def _as_observations(self, rows: Tensor, field: str, env: VecNormalize | None) -> dict[str, Tensor]:
         observations = self._entries(rows, field)

@@ -161,7 +161,7 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle without the environment, as in SB3; `load_replay_buffer` sets it again."""
-        state = super().__getstate__()
+        state: dict[str, Any] = super().__getstate__()
         del state["env"]
         return state
 

@@ -8,6 +8,7 @@ from typing import Any
 from synther_replay.data.transitions import Transitions
 from synther_replay.persistence.checkpoint import save_checkpoint
 from synther_replay.protocols import RealBuffer, Stateful
+from synther_replay.replay.batch import Batch
 from synther_replay.replay.source import SyntheticSource, stateful
 
 
@@ -49,21 +50,24 @@ class SyntheticReplayBuffer(SyntheticSource):
             self.real.add(transitions)
             self.steps += transitions.rows[..., 0].numel()
 
-    def sample(self, batch_size: int) -> Transitions:
-        """Draw a shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows; refit first if due."""
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a shuffled batch with exactly ``round(real_ratio * batch_size)`` real rows; refit first if due.
+
+        `is_synthetic` of the batch says which rows are synthetic.
+        """
         drawn = self.draw(batch_size)
         real = batch_size if drawn is None else len(drawn[1])
         if real and not len(self.real):
             raise ValueError("buffer is empty: add transitions before sampling")
         if drawn is None:
-            return self.real.sample(batch_size).to(self.device)
+            return Batch(self.spec, self.real.sample(batch_size).rows.to(self.device))
         batch, places = drawn
         if real:
             rows = self.real.sample(real).rows
             if rows.shape[0] != real:
                 raise ValueError(f"real: sample({real}) returned {rows.shape[0]} rows, expected {real}")
             batch.rows.index_copy_(0, places, rows.to(self.device))
-        return batch
+        return Batch(self.spec, batch.rows, places)
 
     def save(self, path: str | os.PathLike[str], *, include_real: bool = True) -> None:
         """Write a checkpoint: real rows, generator, store, schedule and random state in one file.

@@ -19,6 +19,7 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from synther_replay import (
@@ -401,7 +402,7 @@ def test_every_field_has_the_type_and_shape_of_sb3(n_envs, observations, actions
     for refits, steps in ((0, 0), (1, 5)):
         batch = fill_from_spaces(ours, steps, seed=1).sample(16)
         assert ours.source.refits == refits
-        assert type(batch).__name__ == ("Dict" if observations == "Dict" else "") + "ReplayBufferSamples"
+        assert isinstance(batch, DictReplayBufferSamples if observations == "Dict" else ReplayBufferSamples)
         found = flat(batch)
         assert found.keys() == expected.keys()
         for name, field in expected.items():

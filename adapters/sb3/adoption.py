@@ -1,0 +1,74 @@
+"""Buffers of Stable-Baselines3 become SynthER buffers: in `from_buffer`, and where a model loads one.
+
+`load_replay_buffer` of SB3 puts whatever the file holds in place of the model's buffer. It asks neither the class that
+the model was made with nor the buffer that it replaces. Left alone, a model of `SynthERBuffer` would go on with plain
+replay and say nothing. SB3 has no hook there, so the method itself is extended, for models of our buffers only.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+# Arguments of the constructor that only some buffers have.
+_ARGUMENTS: dict[type, tuple[str, ...]] = {
+    ReplayBuffer: (),
+    DictReplayBuffer: (),
+    NStepReplayBuffer: ("n_steps", "gamma"),
+    HerReplayBuffer: ("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"),
+}
+_CONTENTS = "observations", "next_observations", "actions", "rewards", "dones", "timeouts", "buffer_size", "pos", "full"
+_EPISODES = "infos", "ep_start", "ep_length", "_current_ep_start"  # of HerReplayBuffer
+
+
+def adopted(cls: type[Any], plain: Any, device: torch.device | str | None, options: dict[str, Any]) -> Any:
+    """Make a buffer of our class `cls` of the rows of a plain one; see `SynthERBuffer.from_buffer`."""
+    with_goals = issubclass(cls, HerReplayBuffer)
+    expected = [kind for kind in _ARGUMENTS if (kind is HerReplayBuffer) == with_goals]
+    if type(plain) not in expected:
+        raise TypeError(
+            f"plain: {cls.__name__} expects a {' or '.join(kind.__name__ for kind in expected)} of Stable-Baselines3, "
+            f"got {type(plain).__name__}; a model that uses it must be made with its class as replay_buffer_class"
+        )
+    if plain.optimize_memory_usage and options.get("real_ratio") != 1.0:
+        raise ValueError(
+            "plain: it was made with optimize_memory_usage=True, which overwrites next observations that the generator "
+            "needs; make the model with real_ratio=1, or collect the rows again without this option"
+        )
+    buffer = cls(
+        plain.n_envs,  # the smallest; its arrays are replaced
+        plain.observation_space,
+        plain.action_space,
+        device=plain.device if device is None else device,
+        n_envs=plain.n_envs,
+        optimize_memory_usage=plain.optimize_memory_usage,
+        handle_timeout_termination=plain.handle_timeout_termination,
+        **{**{name: getattr(plain, name) for name in _ARGUMENTS[type(plain)]}, **options},
+    )
+    for name in (*_CONTENTS, *_EPISODES):
+        if hasattr(plain, name):
+            setattr(buffer, name, getattr(plain, name))
+    buffer.added = plain.size()
+    return buffer
+
+
+def adopt_loaded_buffers(ours: type[Any]) -> None:
+    """Extend `load_replay_buffer` of all off-policy algorithms, for models of the class `ours` and its subclasses."""
+    load = OffPolicyAlgorithm.load_replay_buffer
+
+    @functools.wraps(load)
+    def load_replay_buffer(self: Any, *args: Any, **options: Any) -> None:
+        before: Any = self.replay_buffer
+        wanted: Any = self.replay_buffer_class
+        load(self, *args, **options)
+        loaded = self.replay_buffer
+        if issubclass(wanted, ours) and not isinstance(loaded, ours):
+            self.replay_buffer = before  # stays, if the loaded one is refused
+            self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
+
+    OffPolicyAlgorithm.load_replay_buffer = load_replay_buffer
