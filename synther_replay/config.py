@@ -234,8 +234,8 @@ class GeneratorConfig:
             raise ValueError("predict_terminated: this version has `exact` instead; fit the generator again")
         return cls(**{**values, "betas": tuple(values["betas"])})
 
-    def network(self, dim: int) -> NetworkShape:
-        """Return the network sizes for rows of `dim` codes.
+    def network(self, dim: int, condition: int = 0) -> NetworkShape:
+        """Return the network sizes for rows of `dim` codes, given conditions of so many values.
 
         A row is embedded together with the noise level. Information lost there cannot be denoised: for rows longer than
         `embedding`, it gets ``1.5 * dim`` units, unless `squeeze_rows` is set. Its cost grows with the square of its
@@ -252,7 +252,7 @@ class GeneratorConfig:
         long = dim > self.embedding and not self.squeeze_rows
         direct = long and dim > self.width and self.direct_rows
         embedding = -(-3 * dim // 16) * 8 if long and not direct else self.embedding
-        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier, direct)
+        return NetworkShape(dim, self.width, self.depth, embedding, self.fourier, direct, condition)
 
     def differences(self, other: GeneratorConfig, dim: int) -> dict[str, tuple[Any, Any]]:
         """Return what differs in `other` and changes the meaning of weights and rows, as pairs: other, own.

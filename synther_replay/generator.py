@@ -6,61 +6,31 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
-from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.short_forms import default_preset
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.codec import TransitionCodec
-from synther_replay.data.splitting import held_out_last
+from synther_replay.data.conditions import ConditionCodec, checked_condition, checked_weights
 from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.diffusion.edm import NoiseLevels
-from synther_replay.diffusion.stack_sampler import StackSampler
-from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
-from synther_replay.errors import CheckpointError, GenerationError, NotFittedError, is_out_of_memory
-from synther_replay.outcomes import STEPS, OutcomeModel, Outcomes
+from synther_replay.diffusion.trainer import TrainingPlan
+from synther_replay.errors import CheckpointError, NotFittedError, is_out_of_memory
+from synther_replay.model.engine import Engine
+from synther_replay.model.fitted import Draws, FittedModel
+from synther_replay.model.fitting import FitData, FitJob, FitReport, sample
+from synther_replay.model.outcomes import OutcomeModel
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
+__all__ = ["DiffusionGenerator", "FitJob", "FitReport"]
+
 KIND = "diffusion generator"
-_MAX_REDRAWS = 20  # attempts to replace non-finite rows
-# Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
-_STEPS_PER_OUTCOME_STEP = 3, 15
-
-
-@dataclass(frozen=True)
-class FitReport:
-    """Result of `DiffusionGenerator.fit`; with a stack, losses are means over its models.
-
-    Attributes:
-        loss: Mean training loss since the last evaluation.
-        held_out_loss: Held-out loss of the kept model; None if no rows are held out.
-        steps: Gradient steps taken; 0 for rows without continuous columns, which are kept as a table.
-        seconds: Total time of the fit.
-        rows: Number of rows, training and held-out together.
-        from_scratch: Whether training started from new weights.
-        stopped_early: Whether training stopped before the planned steps, by patience or by the time limit.
-        losses: Training loss of each model.
-        held_out_losses: Lowest held-out loss of each model; the weights with this loss are kept.
-    """
-
-    loss: float
-    held_out_loss: float | None
-    steps: int
-    seconds: float
-    rows: int
-    from_scratch: bool
-    stopped_early: bool
-    losses: tuple[float, ...]
-    held_out_losses: tuple[float, ...] | None
 
 
 class DiffusionGenerator:
@@ -105,41 +75,53 @@ class DiffusionGenerator:
         self.config = GeneratorConfig.of(config, default=default_preset(self.device), name="config")
         self.seed = whole_number("seed", seed, least=0)
         self.stack = whole_number("stack", stack)
-        self.rejected = 0  # total number of generated rows rejected as non-finite
-        self._draws = 0
-        self._fitted = False
-        self._codec = self._new_codec()
-        self._outcomes: OutcomeModel | None = None
-        self._table: RowTable | None = None  # replaces the diffusion model if no column of the data is continuous
-        self._build_models()
+        self._draws = Draws(self.seed)
+        self._model: FittedModel | None = None
+        self._engine = self._new_engine(self.device)
+        self._training = self._engine.initial()
 
     @property
     def is_fitted(self) -> bool:
         """Whether `sample` can be called."""
-        return self._fitted
+        return self._model is not None
+
+    @property
+    def model(self) -> FittedModel | None:
+        """The fitted model, which is replaced as a whole; None before the first fit."""
+        return self._model
 
     @property
     def parameters(self) -> int:
         """Number of parameters of one model."""
-        return self._trainer.shape.parameters
+        return self._engine.shape(0 if self._model is None else self._model.condition_dim).parameters
 
-    @torch.inference_mode(mode=False)
+    @property
+    def rejected(self) -> int:
+        """Total number of generated rows rejected as non-finite."""
+        return self._draws.rejected
+
     def fit(
         self,
         transitions: Transitions,
         *,
+        condition: Any = None,
+        weights: Any = None,
         steps: int | None = None,
         max_seconds: float | None = None,
         from_scratch: bool | None = None,
         progress: bool | None = None,
     ) -> FitReport:
-        """Fit the model to transitions. If it raises, the generator is unchanged.
+        """Fit the model to transitions: `begin`, `FitJob.run` and `commit`. If it raises, the generator is unchanged.
 
         Args:
             transitions: Real transitions, rows ``(n, dim)``; with a stack, ``(stack, n, dim)``.
+            condition: What `sample` can ask for, one number or vector per row, ``(n,)`` or ``(n, C)``, for example its
+                return. The model learns rows with and without it. None: no conditions.
+            weights: How much each row counts, ``(n,)``, at least 0. None: all the same.
             steps: Gradient steps, rounded up to a multiple of `average_every`. None: as configured.
             max_seconds: Time limit of the training steps, without the outcome model. None: as configured.
-            from_scratch: Whether to start from new weights. None: as configured. The first fit always does.
+            from_scratch: Whether to start from new weights. None: as configured. The first fit always does, and one
+                whose conditions have another number of values than those of the last.
             progress: Whether to show a progress bar. None: only in a terminal.
 
         Raises:
@@ -147,9 +129,50 @@ class DiffusionGenerator:
             ValueError: Wrong spec or stack size, too few rows, or non-finite values.
             DivergedError: The loss or a weight of the outcome model became non-finite.
         """
+        job = self.begin(
+            transitions,
+            condition=condition,
+            weights=weights,
+            steps=steps,
+            max_seconds=max_seconds,
+            from_scratch=from_scratch,
+            progress=progress,
+        )
+        job.run()
+        return self.commit(job)
+
+    @torch.inference_mode(mode=False)
+    def begin(
+        self,
+        transitions: Transitions,
+        *,
+        condition: Any = None,
+        weights: Any = None,
+        steps: int | None = None,
+        max_seconds: float | None = None,
+        from_scratch: bool | None = None,
+        progress: bool | None = None,
+    ) -> FitJob:
+        """Prepare a fit: check and encode the transitions, which may change afterwards. Arguments: see `fit`.
+
+        `FitJob.run` computes it, here or in another thread, and `commit` takes its result. The generator is unchanged
+        until then.
+        """
         begun = time.monotonic()
         rows = self._checked(transitions)
-        trained = self._fitted and self._table is None
+        lead = (self.stack, rows.shape[1])
+        if condition is not None:
+            condition = checked_condition(condition, lead, None, self.device)
+        if weights is not None:
+            weights = checked_weights(weights, lead, self.device)
+        start, model = self._training, self._model
+        condition_dim, last_dim = (
+            0 if condition is None else condition.shape[2],
+            0 if model is None else model.condition_dim,
+        )
+        if condition_dim != last_dim:
+            start = self._engine.initial(condition_dim) | {"fits": start["fits"]}
+        trained = model is not None and model.table is None and condition_dim == last_dim
         if not trained or from_scratch is None:
             from_scratch = not (trained and self.config.warm_start)
         if steps is None:
@@ -164,72 +187,80 @@ class DiffusionGenerator:
             max_seconds=self.config.max_seconds if max_seconds is None else _positive("max_seconds", max_seconds),
             from_scratch=from_scratch,
         )
-        codec = self._new_codec()
-        codec.fit(rows)
-        before = self._codec, self._outcomes, self._table, self._fitted
-        try:
-            with self._trainer.rollback_on_error():
-                if codec.is_discrete:
-                    result = TrainingResult((0.0,) * self.stack, None, 0, stopped_early=False)
-                    outcomes, table = None, RowTable.of(rows)
-                else:
-                    order, count = held_out_last(rows, self.config.held_out, self.seed)
-                    codes = codec.encode(rows, order)
-                    train, held_out = (codes, None) if order is None else codes.tensor_split([-count], dim=1)
-                    result = self._train(train, held_out, plan, progress)
-                    previous = None if from_scratch else self._outcomes
-                    outcomes, table = self._fit_outcomes(codec, codes, rows, order, previous), None
-                self._codec, self._outcomes, self._table, self._fitted = codec, outcomes, table, True
-                self._load_sampler()
-        except BaseException:
-            self._codec, self._outcomes, self._table, self._fitted = before
-            self._load_sampler()
-            raise
-        held = result.held_out_loss
-        return FitReport(
-            loss=sum(result.loss) / self.stack,
-            held_out_loss=None if held is None else sum(held) / self.stack,
-            steps=result.steps,
-            seconds=time.monotonic() - begun,
+        return FitJob(
+            self._engine,
+            self._draws,
+            FitData.of(rows, condition, weights, self._new_codec(), self.config, self.seed),
+            plan,
+            start,
+            base=(self._training, model),
+            previous=None if from_scratch or model is None else model.outcomes,
             rows=rows.shape[1],
-            from_scratch=from_scratch,
-            stopped_early=result.stopped_early,
-            losses=result.loss,
-            held_out_losses=held,
+            seconds=time.monotonic() - begun,
+            progress=progress,
         )
 
-    @torch.inference_mode(mode=False)
-    def sample(self, n: int) -> Transitions:
+    def commit(self, job: FitJob) -> FitReport:
+        """Make the result of a job the model of this generator; if it has not run yet, it runs now.
+
+        Raises:
+            TypeError: `job` is not a `FitJob`.
+            ValueError: The job was begun by another generator, or before the last commit or load.
+        """
+        if not isinstance(job, FitJob):
+            raise TypeError(f"job: expected a FitJob, got {job!r}")
+        if job.engine is not self._engine:
+            raise ValueError("job: it was begun by another generator, or before this one was moved or loaded")
+        if job.base is not self._training:
+            raise ValueError("job: it was committed before, or another fit was committed or loaded since it began")
+        report = job.run()
+        assert job.model is not None and job.training is not None  # after run
+        self._model, self._training = job.model, job.training
+        job.count_before, self._draws.count = self._draws.count, max(self._draws.count, job.draws.count)
+        return report
+
+    def revert(self, job: FitJob) -> None:
+        """Undo the commit of a job, the last one.
+
+        Raises:
+            ValueError: The job is not the one that was committed last.
+        """
+        if job.engine is not self._engine or job.training is not self._training:
+            raise ValueError("job: it is not the one that was committed last")
+        self._model, self._training, self._draws.count = job.base_model, job.base, job.count_before
+
+    def sample(self, n: int, *, condition: Any = None, guidance: float = 1.0) -> Transitions:
         """Generate `n` transitions (per model of a stack) on the generator's device.
 
         Non-finite rows are counted in `rejected` and drawn again.
 
+        Args:
+            n: Number of transitions.
+            condition: What the rows should be like, in the units of `fit`: one number for all rows, ``(n,)`` or
+                ``(n, C)``. None: rows as they are distributed in the data.
+            guidance: Weight of the condition. 1 follows the data's distribution given the condition, larger values
+                exaggerate it at twice the cost, 0 ignores it.
+
         Raises:
             NotFittedError: Called before the first `fit` or `load`.
+            ValueError: The condition has a wrong shape or is not finite, or the model was fitted without conditions.
             GenerationError: Rows were still non-finite after 20 attempts.
         """
-        n = whole_number("n", n)
-        if not self._fitted:
+        if self._model is None:
+            whole_number("n", n)
             raise NotFittedError("generator: call fit or load before sample")
-        if self._table is not None:
-            self._draws += 1
-            rows = self._table.draw(n, generator_for(self.device, self.seed, 4, self._draws))
-        else:
-            rows = self._generate(n)
-        return Transitions(self.spec, rows[0] if self.stack == 1 else rows)
+        return sample(self._engine, self._model, self._draws, n, condition, guidance)
+
+    def reseed(self, seed: int) -> None:
+        """Continue with another seed, so that copies in several workers fit and generate differently."""
+        self.seed = self._draws.seed = self._engine.seed = whole_number("seed", seed, least=0)
 
     def to(self, device: torch.device | str) -> DiffusionGenerator:
         """Move to another device in place and return self."""
         device = resolve_device(device)
         if device != self.device:
-            state, own = self.state_dict(), dict(vars(self))
-            try:
-                self.device = device
-                self._build_models()
-                self.load_state_dict(state)
-            except BaseException:  # the old models are still there
-                vars(self).update(own)
-                raise
+            engine = self._new_engine(device)
+            vars(self).update({"device": device, "_engine": engine, **self._restored(self.state_dict(), engine)})
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -260,18 +291,22 @@ class DiffusionGenerator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state."""
+        model = self._model
+        parts = {name: None if model is None else getattr(model, name) for name in ("outcomes", "table", "conditions")}
+        codec = self._new_codec() if model is None else model.codec
         return {
             "spec": self.spec.to_json(),
             "config": self.config.to_json(),
             "seed": self.seed,
             "stack": self.stack,
-            "draws": self._draws,
-            "rejected": self.rejected,
-            "fitted": self._fitted,
-            "codec": self._codec.state_dict(),
-            "outcomes": None if self._outcomes is None else self._outcomes.state_dict(),
-            "table": None if self._table is None else self._table.state_dict(),
-            "trainer": self._trainer.state_dict(),
+            "draws": self._draws.count,
+            "rejected": self._draws.rejected,
+            "fitted": model is not None,
+            "codec": codec.state_dict(),
+            **{name: None if part is None else part.state_dict() for name, part in parts.items()},
+            "trainer": {
+                name: value.clone() if isinstance(value, Tensor) else value for name, value in self._training.items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,42 +315,15 @@ class DiffusionGenerator:
         Spec, stack, the sizes of the network and the settings of data and sampling must agree, because they give
         weights and rows their meaning. Settings of training and machine may differ; those of this object are used.
         """
-        own, trained = dict(vars(self)), self._trainer.state_dict()
         try:
-            config = GeneratorConfig.from_json(state["config"])
-            differences = self.config.differences(config, self._codec.code_dim)
-            for name, mine in (("spec", self.spec.to_json()), ("stack", self.stack)):
-                if state[name] != mine:
-                    differences[name] = state[name], mine
-            if differences:
-                listed = "; ".join(f"{name}: got {got}, expected {mine}" for name, (got, mine) in differences.items())
-                raise CheckpointError(f"state: {listed}")
-            if any(len(statistic) != self.stack for statistic in state["codec"].values()):
-                raise CheckpointError(f"state: codec: expected statistics of {self.stack} models")
-            self._codec, self._fitted = self._new_codec(), bool(state["fitted"])
-            self._codec.load_state_dict(state["codec"], self.device)
-            if self._fitted and not self._codec.statistics:
-                raise CheckpointError("state: a fitted generator must have codec statistics, got none")
-            outcomes, table = state.get("outcomes"), state.get("table")  # files before version 3 have neither
-            if outcomes is not None:
-                outcomes = OutcomeModel.from_state(outcomes, self.stack, self._codec.feature_dim, self.device)
-            if table is not None:
-                table = RowTable.from_state(table, self.stack, self.spec.dim, self.device)
-            self._outcomes, self._table = outcomes, table
-            self.seed, self._draws, self.rejected = (
-                whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected")
-            )
-            self._trainer.load_state_dict(state["trainer"])
-            self._trainer.seed = self.seed
-            self._load_sampler()
-        except BaseException as error:  # also an interrupt
-            vars(self).update(own)
-            self._trainer.load_state_dict(trained)
-            self._trainer.seed = self.seed
-            self._load_sampler()
-            if isinstance(error, CheckpointError) or not isinstance(error, Exception) or is_out_of_memory(error):
+            self._check_agreement(state)
+            restored = self._restored(state, self._engine)
+        except Exception as error:
+            if isinstance(error, CheckpointError) or is_out_of_memory(error):
                 raise
             raise CheckpointError(f"state: not a valid {KIND} of this version ({error!r})") from error
+        vars(self).update(restored)
+        self._engine.seed = self.seed
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without CUDA graphs; tensors are on the CPU, so any machine can load them."""
@@ -330,45 +338,37 @@ class DiffusionGenerator:
         )
         self.load_state_dict(state)
 
-    def _train(
-        self, train: Tensor, held_out: Tensor | None, plan: TrainingPlan, progress: bool | None
-    ) -> TrainingResult:
-        disabled = None if progress is None else not progress
-        with tqdm(total=plan.steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
+    def _check_agreement(self, state: dict[str, Any]) -> None:
+        differences = self.config.differences(GeneratorConfig.from_json(state["config"]), self._new_codec().code_dim)
+        for name, mine in (("spec", self.spec.to_json()), ("stack", self.stack)):
+            if state[name] != mine:
+                differences[name] = state[name], mine
+        if differences:
+            listed = "; ".join(f"{name}: got {got}, expected {mine}" for name, (got, mine) in differences.items())
+            raise CheckpointError(f"state: {listed}")
+        if any(len(statistic) != self.stack for statistic in state["codec"].values()):
+            raise CheckpointError(f"state: codec: expected statistics of {self.stack} models")
 
-            def show(done: int, loss: float, held_out_loss: float | None) -> None:
-                bar.update(min(done, plan.steps) - bar.n)
-                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
-
-            return self._trainer.fit(train, held_out, plan, show)
-
-    def _fit_outcomes(
-        self,
-        codec: TransitionCodec,
-        codes: Tensor,
-        rows: Tensor,
-        order: Tensor | None,
-        previous: OutcomeModel | None,
-    ) -> OutcomeModel | None:
-        """Fit the outcome model to codes in the given order of the rows; None if there is only one outcome."""
-        if not self.config.exact:
-            return None
-        rewards, terminated = rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start]
-        outcomes, number = Outcomes.of(rewards, terminated, codec.reward_levels)
-        if outcomes.shares.shape[1] == 1:
-            return None
-        few, many = _STEPS_PER_OUTCOME_STEP
-        return OutcomeModel.fit(
-            codec.features(codes),
-            outcomes,
-            number if order is None else number.gather(1, order),
-            seed=derive_seed(self.seed, 5, self._trainer.fits),
-            steps=max(min(STEPS, self.config.steps // few), self.config.steps // many, 1),
-            previous=previous,
-        )
-
-    def _load_sampler(self) -> None:
-        self._sampler.load(self._trainer.weights(), self._trainer.frequencies)
+    def _restored(self, state: dict[str, Any], engine: Engine) -> dict[str, Any]:
+        """Return the attributes that a state stands for, with tensors on the device of the engine."""
+        seed, count, rejected = (whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected"))
+        conditions, outcomes, table = (state.get(name) for name in ("conditions", "outcomes", "table"))
+        codec, device = self._new_codec(), engine.device
+        codec.load_state_dict(state["codec"], device)
+        if conditions is not None:
+            conditions = ConditionCodec.from_state(conditions, self.stack, device)
+        condition_dim = 0 if conditions is None else conditions.mean.shape[2]
+        training = engine.checked(state["trainer"], condition_dim)
+        model = None
+        if state["fitted"]:
+            if not codec.statistics:
+                raise CheckpointError("state: a fitted generator must have codec statistics, got none")
+            if outcomes is not None:
+                outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.feature_dim, device)
+            if table is not None:
+                table = RowTable.from_state(table, self.stack, self.spec.dim, condition_dim, device)
+            model = FittedModel(codec, *engine.weights(training), outcomes, table, conditions)
+        return {"seed": seed, "_draws": Draws(seed, count, rejected), "_training": training, "_model": model}
 
     def _checked(self, transitions: Transitions) -> Tensor:
         """Validate transitions and return rows ``(stack, n, dim)`` on the device."""
@@ -387,57 +387,6 @@ class DiffusionGenerator:
         transitions.check()
         return rows
 
-    def _generate(self, n: int) -> Tensor:
-        """Generate rows ``(stack, n, dim)`` with the diffusion model."""
-        rows = torch.empty(self.stack, n, self.spec.dim, dtype=torch.float32, device=self.device)
-        invalid = self._generate_into(rows)
-        for _ in range(_MAX_REDRAWS):
-            missing = int(invalid.sum(1).max())
-            if missing == 0:
-                break
-            self._redraw(rows, invalid, missing)
-        if bool(invalid.any()):
-            raise GenerationError(
-                f"generator: {int(invalid.sum())} of {n * self.stack} rows are still non-finite after {_MAX_REDRAWS} "
-                "redraws; train for more steps or check the data"
-            )
-        codec = self._codec
-        if self._outcomes is not None:  # given the decoded rows, which were clipped and rounded
-            with torch.autocast(self.device.type, enabled=False):
-                self._outcomes.assign(
-                    rows,
-                    lambda block: codec.features(codec.encode(block)),
-                    (self.spec.rewards.start, self.spec.terminated.start),
-                    derive_seed(self.seed, 6, self._draws),
-                )
-        codec.restore_terminal_rewards(rows)
-        return rows
-
-    def _generate_into(self, rows: Tensor) -> Tensor:
-        """Fill rows ``(stack, n, dim)``; return which of them are non-finite, bool ``(stack, n)``."""
-        invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=self.device)
-
-        def write(start: int, codes: Tensor) -> None:
-            here = slice(start, start + codes.shape[1])
-            rows[:, here], valid = self._codec.decode(codes)
-            invalid[:, here] = ~valid
-
-        self._draws += 1
-        with torch.autocast(self.device.type, enabled=False):
-            self._sampler.draw(rows.shape[1], derive_seed(self.seed, 4, self._draws), write)
-        self.rejected += int(invalid.sum())
-        return invalid
-
-    def _redraw(self, rows: Tensor, invalid: Tensor, count: int) -> None:
-        """Generate `count` more rows per model and replace invalid rows by the valid ones among them."""
-        spare = rows.new_empty(self.stack, count, self.spec.dim)
-        spare_invalid = self._generate_into(spare)
-        for m in range(self.stack):
-            positions = invalid[m].nonzero()[:, 0]
-            valid = spare[m, ~spare_invalid[m]][: len(positions)]
-            rows[m, positions[: len(valid)]] = valid
-            invalid[m, positions[: len(valid)]] = False
-
     def _new_codec(self) -> TransitionCodec:
         config = self.config
         return TransitionCodec(
@@ -448,25 +397,8 @@ class DiffusionGenerator:
             exact=config.exact,
         )
 
-    @torch.inference_mode(mode=False)
-    def _build_models(self) -> None:
-        config = self.config
-        bf16 = config.precision == "bf16" or (config.precision == "auto" and self.device.type == "cuda")
-        dtype = torch.bfloat16 if bf16 else torch.float32
-        shape = config.network(self._codec.code_dim)
-        self._trainer = StackTrainer(
-            shape,
-            self.stack,
-            self.device,
-            dtype,
-            seed=self.seed,
-            betas=config.betas,
-            clip=config.gradient_clip,
-            average_decay=config.average_decay,
-            average_every=config.average_every,
-            levels=NoiseLevels(config.noise_mean, config.noise_std),
-        )
-        self._sampler = StackSampler(shape, self.stack, self.device, dtype, config.sampler(), config.chunk)
+    def _new_engine(self, device: torch.device) -> Engine:
+        return Engine(self.config, self._new_codec().code_dim, self.stack, device, self.seed)
 
 
 def _positive(name: str, value: float) -> float:

@@ -18,7 +18,11 @@ from synther_replay.data.transitions import Transitions
 
 @runtime_checkable
 class RealTransitions(Protocol):
-    """Real transitions to fit a generator to."""
+    """Real transitions to fit a generator to.
+
+    An object with an attribute `version` (int or str) may change what its rows mean, for example because another
+    encoder makes them. Synthetic rows and model of another version are then dropped.
+    """
 
     def transitions(self) -> Transitions:
         """Return all transitions."""
@@ -51,6 +55,39 @@ class Generator(Protocol):
 
     def sample(self, n: int) -> Transitions:
         """Generate `n` transitions, all finite and within the bounds of the spec."""
+
+
+@runtime_checkable
+class JobGenerator(Generator, Protocol):
+    """A generator whose fits are jobs, so that they can run beside the training and be taken at a chosen step.
+
+    A job has ``run()``, which fits and may be called in another thread, and ``sample(n)``, which generates from the
+    result. The generator itself changes only in `commit`.
+    """
+
+    def begin(self, transitions: Transitions, **options: Any) -> Any:
+        """Prepare a fit and return its job; the transitions may change afterwards."""
+
+    def commit(self, job: Any) -> Any:
+        """Make the result of a job the model; returns what `fit` returns."""
+
+    def revert(self, job: Any) -> None:
+        """Undo the commit of a job, the last one."""
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Decides when to refit. `RetrainSchedule` is the implementation of this library.
+
+    A schedule with `state_dict` and `restored` (see `RetrainSchedule`) is saved in checkpoints, any other is not.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Number of rows to generate at the next refit."""
+
+    def is_due(self, steps: int, last_refit: int | None) -> bool:
+        """Return whether a refit is due, given the current step and the step of the last refit (None: no refit yet)."""
 
 
 @runtime_checkable

@@ -36,9 +36,10 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
 from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
+from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
-from synther_replay.replay.source import RefitReport, SyntheticSource
+from synther_replay.replay.source import SyntheticSource
 
 _NEVER = RetrainSchedule(every=sys.maxsize, start=sys.maxsize)
 

@@ -9,7 +9,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from synther_replay.common.checks import whole_number
 from synther_replay.data.transitions import Transitions
 from synther_replay.metrics import Fidelity, fidelity
-from synther_replay.replay.source import RefitReport, SyntheticSource
+from synther_replay.replay.refitting import RefitReport
+from synther_replay.replay.source import SyntheticSource
 
 
 class SynthERCallback(BaseCallback):

@@ -18,7 +18,7 @@ from synther_replay.benchmarks.environments.tasks import Task
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
-from synther_replay.generator import FitReport
+from synther_replay.model.fitting import FitReport
 
 _LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,33 +22,15 @@ from synther_replay.common.short_forms import default_preset
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.protocols import Generator, RealTransitions, Stateful
+from synther_replay.protocols import Generator, RealTransitions, Schedule, Stateful
 from synther_replay.replay.examination import Examination
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio, split_batch
+from synther_replay.replay.refitting import RefitJob, RefitReport, state_of
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.store import SyntheticStore
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RefitReport:
-    """Result of one refit.
-
-    Attributes:
-        fit: Return value of the generator's `fit`.
-        rows: Number of generated rows.
-        steps: Environment steps at the refit.
-        fit_seconds: Time to fit the generator.
-        sample_seconds: Time to generate and store the rows.
-    """
-
-    fit: Any
-    rows: int
-    steps: int
-    fit_seconds: float
-    sample_seconds: float
 
 
 class SyntheticSource:
@@ -97,11 +78,14 @@ class SyntheticSource:
         spec: TransitionSpec | None = None,
         real_ratio: float = 0.5,
         capacity: int = 1_000_000,
-        schedule: RetrainSchedule | Mapping[str, Any] | str | int | None = None,
+        schedule: Schedule | Mapping[str, Any] | str | int | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
+        on_refit: Callable[[RefitReport], object] | None = None,
     ) -> None:
         """Check the arguments and create an empty store."""
+        if on_refit is not None and not callable(on_refit):
+            raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
         if not isinstance(real, self._needs):
             raise TypeError(f"real: expected the methods of {self._needs.__name__}, got {type(real).__name__}")
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
@@ -118,12 +102,20 @@ class SyntheticSource:
             device = getattr(generator, "device", "cpu")
         self.generator = generator
         self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
-        self.schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
+        self.schedule: Schedule = (
+            schedule
+            if isinstance(schedule, Schedule)
+            else RetrainSchedule.of(schedule, default=default_preset(self.device))
+        )
+        self.on_refit = on_refit
         self.steps = len(real)
         self.refits = 0
         self.last_refit: RefitReport | None = None
         self._last_attempt: int | None = None
         self._generated_at: int | None = None  # steps when the rows in the store were generated
+        self._version = getattr(real, "version", None)  # of the rows that store and model are made from
+        self._is_stale = False  # whether the model is of another version
+        self._identity = object()  # jobs remember who began them; a copy is somebody else
         self._adding = Lock()
         self._examination = Examination()
         self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
@@ -181,6 +173,8 @@ class SyntheticSource:
         """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows."""
         if self.real_ratio == 1.0:
             return None
+        if getattr(self.real, "version", None) != self._version:
+            self._forget_other_version()
         if not self.schedule.is_due(self.steps, self._last_attempt):
             self._examination.first_look(self.real)
             return None
@@ -205,46 +199,89 @@ class SyntheticSource:
     def refit(self, rows: int | None = None) -> RefitReport:
         """Fit the generator to the real transitions, generate rows and replace the synthetic ones in one step.
 
-        Invalid real rows are left out, see `usable_transitions`. If it raises, generator and store are unchanged.
+        It is `begin` and `commit` in a row. Invalid real rows are left out, see `usable_transitions`. If it raises,
+        generator and store are unchanged.
 
         Args:
             rows: Number of rows to generate, at most the capacity. None: the schedule's number.
         """
         self._last_attempt = self.steps
-        before = _state_of(self.generator) if isinstance(self.generator, Stateful) else None
         try:
-            begun = time.monotonic()
-            real = self._examination.usable(self.real, least=self._least_rows())
-            fit = self.generator.fit(real)
-            fitted = time.monotonic()
-            fresh = self.generate(min(rows or self.schedule.rows, self.store.capacity))
-            self.store.replace(fresh)
+            return self.commit(self.begin(rows))
         except BaseException as error:
-            if before is not None and isinstance(self.generator, Stateful):
-                rejected = getattr(self.generator, "rejected", None)
-                self.generator.load_state_dict(before)
-                if rejected is not None:  # the count of rejected rows is not rolled back
-                    self.generator.rejected = rejected  # type: ignore[attr-defined]
             # An exception reaches the user anyway, as itself or as a warning; the log has its traceback.
             level = logging.INFO if isinstance(error, Exception) else logging.WARNING
             logger.log(level, "refit at step %d failed; %s", self.steps, self._kept(), exc_info=level == logging.INFO)
             raise
-        self.refits += 1
-        self._generated_at = self.steps
-        self._failures, self._reported = 0, Notices()
-        ended = time.monotonic()
-        self.last_refit = RefitReport(fit, len(fresh), self.steps, fitted - begun, ended - fitted)
+
+    def begin(self, rows: int | None = None) -> RefitJob:
+        """Begin a refit with the real transitions of this moment.
+
+        `RefitJob.run` computes it, here or in another thread, and `commit` takes its result: model and rows stay as
+        they are until then. The schedule counts from here.
+
+        Args:
+            rows: Number of rows to generate, at most the capacity. None: the schedule's number.
+        """
+        self._last_attempt = self.steps
+        is_stale = self._forget_other_version()
+        return RefitJob(
+            self.generator,
+            self._examination.usable(self.real, least=self._least_rows()),
+            rows=min(rows or self.schedule.rows, self.store.capacity),
+            check=self._check_generated,
+            source=self._identity,
+            version=self._version,
+            steps=self.steps,
+            options={"from_scratch": True} if is_stale else {},
+        )
+
+    def commit(self, job: RefitJob) -> RefitReport:
+        """Take model and rows of a job in one step; if it has not run yet, it runs now.
+
+        Raises:
+            ValueError: The job was begun by another buffer, was committed before, or was begun with another version of
+                the real transitions. Nothing is changed.
+        """
+        if not isinstance(job, RefitJob):
+            raise TypeError(f"job: expected a RefitJob, got {job!r}")
+        if job.source is not self._identity:
+            raise ValueError("job: it was begun by another buffer")
+        if job.is_committed:
+            raise ValueError("job: it was committed before")
+        if job.version != getattr(self.real, "version", None):
+            raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
+        report = job.run()
+        assert job.fresh is not None  # after run
+        before, previous = dict(vars(self)), None
+        begun = time.monotonic()
+        try:
+            job.take_model()
+            previous = self.store.replace(job.fresh)
+            report = replace(report, sample_seconds=report.sample_seconds + time.monotonic() - begun)
+            self.refits += 1
+            self.last_refit, self._generated_at = report, job.steps
+            self._failures, self._reported, self._is_stale = 0, Notices(), False
+            if self.on_refit is not None:
+                self.on_refit(report)
+        except BaseException:
+            vars(self).update(before)
+            if previous is not None:
+                self.store.put_back(previous)
+            job.return_model()
+            raise
+        job.is_committed = True
         logger.info(
             "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s",
             self.refits,
-            self.steps,
-            len(real),
-            self.last_refit.fit_seconds,
-            _losses(fit),
-            self.last_refit.rows,
-            self.last_refit.sample_seconds,
+            job.steps,
+            job.real_rows,
+            report.fit_seconds,
+            _losses(report.fit),
+            report.rows,
+            report.sample_seconds,
         )
-        return self.last_refit
+        return report
 
     def usable_transitions(self) -> Transitions:
         """Return the real transitions without invalid rows (NaN, infinity), with actions clipped to their space.
@@ -252,6 +289,14 @@ class SyntheticSource:
         A warning tells the number and place of such rows: once, and again when there are ten times as many.
         """
         return self._examination.usable(self.real)
+
+    def reseed(self, seed: int) -> None:
+        """Continue with another seed, so that copies in several workers draw different rows."""
+        seed = whole_number("seed", seed, least=0)
+        self.store.reseed(seed)
+        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
+        if isinstance(self._generator, Generator) and hasattr(self._generator, "reseed"):
+            self._generator.reseed(seed)
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
@@ -294,14 +339,15 @@ class SyntheticSource:
         """Return a copy of the complete state without the real transitions."""
         return {
             "spec": self.spec.to_json(),
-            "generator": _state_of(stateful(self.generator, "generator")),
+            "generator": state_of(stateful(self.generator, "generator")),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
-            "schedule": self.schedule.state_dict(),
+            "schedule": self.schedule.state_dict() if hasattr(self.schedule, "state_dict") else None,
             "steps": self.steps,
             "refits": self.refits,
             "last_attempt": self._last_attempt,
             "generated_at": self._generated_at,
+            "version": self._version,
             "shuffles": self._shuffles.state_dict(),
         }
 
@@ -312,11 +358,11 @@ class SyntheticSource:
         fields of the schedule and the settings of the generator that give its weights their meaning must agree.
         """
         parts = self._parts(state)
-        before, own = {name: _state_of(part) for name, part in parts.items()}, dict(vars(self))
+        before, own = {name: state_of(part) for name, part in parts.items()}, dict(vars(self))
         try:
             if state["spec"] != self.spec.to_json():
                 raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
-            schedule = self.schedule.restored(state["schedule"])
+            schedule = self._restored_schedule(state["schedule"])
             real_ratio = check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))
             last_attempt = _step_or_none("last_attempt", state["last_attempt"])
@@ -326,6 +372,7 @@ class SyntheticSource:
                 part.load_state_dict(state[name])
             self.schedule, self.real_ratio = schedule, real_ratio
             self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
+            self._version, self._is_stale = state.get("version"), False
             self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
         except BaseException as error:
             vars(self).update(own)
@@ -335,10 +382,23 @@ class SyntheticSource:
                 raise
             raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""
+        return {**vars(self), "on_refit": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""
-        late = {"_adding": Lock(), "_examination": Examination(), "_failures": 0, "_reported": Notices()}
+        late = {
+            "on_refit": None,
+            "_version": None,
+            "_is_stale": False,
+            "_adding": Lock(),
+            "_examination": Examination(),
+            "_failures": 0,
+            "_reported": Notices(),
+        }
         vars(self).update({**late, "_generated_at": state["_last_attempt"], **state})
+        self._identity = object()
         if "generator" in state:
             self._generator = vars(self).pop("generator")
 
@@ -349,6 +409,21 @@ class SyntheticSource:
             "store": self.store,
             "shuffles": self._shuffles,
         }
+
+    def _restored_schedule(self, state: dict[str, Any] | None) -> Schedule:
+        restored = getattr(self.schedule, "restored", None)
+        if (state is None) != (restored is None):
+            raise CheckpointError(f"state: schedule: got {state}, expected that of {type(self.schedule).__name__}")
+        return self.schedule if restored is None else restored(state)
+
+    def _forget_other_version(self) -> bool:
+        """Remove what was made from another version of the real rows; return whether the model is such."""
+        version = getattr(self.real, "version", None)
+        if version != self._version:
+            logger.info("version %r of the real rows follows %r: synthetic rows are removed", version, self._version)
+            self.store.clear()
+            self._version, self._last_attempt, self._is_stale = version, None, True
+        return self._is_stale
 
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
@@ -390,12 +465,6 @@ def _described(fresh: object) -> str:
     if not isinstance(fresh, Transitions):
         return type(fresh).__name__
     return f"Transitions of shape {tuple(fresh.rows.shape)} and spec {fresh.spec.to_json()}"
-
-
-def _state_of(part: Stateful) -> dict[str, Any]:
-    """A copy of a part's state; `torch.nn.Module.state_dict` returns the live tensors."""
-    state = part.state_dict()
-    return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state
 
 
 def stateful(part: object, name: str) -> Stateful:

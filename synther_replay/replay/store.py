@@ -60,14 +60,27 @@ class SyntheticStore:
         """All rows, ``(n, dim)``. They are replaced as a whole, never modified in place."""
         return self._held.rows
 
-    def replace(self, transitions: Transitions) -> None:
-        """Replace all rows. The store takes ownership of the given rows and does not copy them."""
+    def replace(self, transitions: Transitions) -> _Held:
+        """Replace all rows; return the previous contents for `put_back`.
+
+        The store takes ownership of the given rows and does not copy them.
+        """
         rows = transitions.rows
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
-        self._held = _Held(rows.detach().to(self.device))
+        previous, self._held = self._held, _Held(rows.detach().to(self.device))
+        return previous
+
+    def put_back(self, previous: _Held) -> None:
+        """Undo a `replace`."""
+        self._held = previous
+
+    def reseed(self, seed: int) -> None:
+        """Draw in another order from now on; batches gathered in advance are dropped."""
+        self._indices = IndexStream(derive_seed(seed, 11), self.device)
+        self._held = _Held(self.rows)
 
     def sample(self, n: int) -> Tensor:
         """Draw `n` rows uniformly with replacement, ``(n, dim)``; the caller may modify them.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from synther_replay import outcomes
+from synther_replay.model import outcomes
 
 
 @pytest.fixture(autouse=True)

@@ -368,17 +368,17 @@ def test_3_rejected_rows_are_counted(monkeypatch):
     spec = pendulum_spec(spaces.Discrete(3))
     generator = DiffusionGenerator(spec, TINY, device="cpu")
     generator.fit(pendulum_like(spec))
-    draw, spoilt = generator._sampler.draw, iter([True])
+    draw, spoilt = generator._engine.sampler(0).draw, iter([True])
 
-    def with_nan(n, seed, write):
+    def with_nan(n, seed, write, *condition):
         def spoil(start, codes):
             if next(spoilt, False):
                 codes[0, :7, 0] = math.nan
             write(start, codes)
 
-        draw(n, seed, spoil)
+        draw(n, seed, spoil, *condition)
 
-    monkeypatch.setattr(generator._sampler, "draw", with_nan)
+    monkeypatch.setattr(generator._engine.sampler(0), "draw", with_nan)
     rows = generator.sample(2_000)
     assert rows.rows.isfinite().all()
     assert set(rows.actions.unique().tolist()) <= {0, 1, 2}
@@ -1025,11 +1025,11 @@ def test_copies_and_pickles_go_on_alike_and_apart():
     buffer.add(pendulum_like(spec))
     buffer.sample(16)
     others = [copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))]
-    weights = generator._trainer.weights().clone()
+    weights = generator._engine.trainer(0).weights().clone()
     for other in others:
         other.refit_or_warn()
-        assert not torch.equal(other.generator._trainer.weights(), weights)
-    assert torch.equal(generator._trainer.weights(), weights), "a copy that is fitted must not train the original"
+        assert not torch.equal(other.generator._engine.trainer(0).weights(), weights)
+    assert torch.equal(generator.model.weights, weights), "a copy that is fitted must not train the original"
     buffer.refit_or_warn()
     batch = buffer.sample(16).rows
     for other in others:
@@ -1205,9 +1205,8 @@ def test_rejected_rows_stay_counted_when_a_refit_fails(monkeypatch):
     buffer = SyntheticReplayBuffer(RingBuffer(spec, 400, device="cpu"), generator, schedule=RetrainSchedule(50, 40, 50))
     buffer.add(pendulum_like(spec))
     buffer.refit_or_warn()
-    monkeypatch.setattr(
-        generator._sampler, "load", lambda weights, frequencies: generator._sampler.weights.fill_(math.nan)
-    )
+    sampler = generator._engine.sampler(0)
+    monkeypatch.setattr(sampler, "load", lambda weights, frequencies: sampler.weights.fill_(math.nan))
     with pytest.warns(RuntimeWarning, match="non-finite"):
         assert buffer.refit_or_warn() is None
     assert generator.rejected >= 40

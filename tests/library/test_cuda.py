@@ -54,7 +54,7 @@ def test_captured_training_equals_plain_training(monkeypatch, stack):
     monkeypatch.setattr(trainer_module, "capture", lambda function, rng: function)
     plain = DiffusionGenerator(SPEC, config, device="cuda", stack=stack)
     expected = plain.fit(transitions(stack=stack), steps=40)
-    torch.testing.assert_close(captured._trainer.weights(), plain._trainer.weights(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(captured.model.weights, plain.model.weights, rtol=1e-3, atol=1e-5)
     assert report.losses == pytest.approx(expected.losses, rel=1e-4)
 
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from synther_replay import outcomes as outcomes_module
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.generator import KIND, DiffusionGenerator
-from synther_replay.outcomes import OutcomeModel
+from synther_replay.model import outcomes as outcomes_module
+from synther_replay.model.outcomes import OutcomeModel
 from synther_replay.persistence.checkpoint import save_checkpoint
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (2,)))
@@ -194,7 +194,7 @@ def test_a_model_of_continuous_rows_after_a_table_starts_from_nothing() -> None:
     report = generator.fit(later, from_scratch=False)
     assert (report.from_scratch, report.steps) == (True, 30)
     twin.fit(later)
-    assert torch.equal(generator._trainer.weights(), twin._trainer.weights())
+    assert torch.equal(generator._engine.trainer(0).weights(), twin._engine.trainer(0).weights())
     assert len(generator.sample(500).rows.unique(dim=0)) > 400
     assert generator.fit(data).steps == 0  # and back
     assert set(generator.sample(500).rows.unique().tolist()) <= set(data.rows.unique().tolist())
@@ -356,12 +356,12 @@ def test_outcomes_are_predicted_from_the_decoded_rows(monkeypatch: pytest.Monkey
     monkeypatch.setattr(OutcomeModel, "_draw", lambda own, seen, rng: (told_by.append(seen), draw(own, seen, rng))[1])
     monkeypatch.setattr(outcomes_module, "_to_match", lambda *_: (torch.empty(0, dtype=torch.long),) * 2)
     rows = generator.sample(50).rows[None]
-    assert torch.equal(torch.cat(told_by, 1), generator._codec.features(generator._codec.encode(rows)))
+    assert torch.equal(torch.cat(told_by, 1), generator.model.codec.features(generator.model.codec.encode(rows)))
 
 
 def test_rows_that_are_drawn_again_have_outcomes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = fitted()
-    decode, calls = generator._codec.decode, 0
+    decode, calls = generator.model.codec.decode, 0
 
     def with_invalid_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal calls
@@ -371,7 +371,7 @@ def test_rows_that_are_drawn_again_have_outcomes_of_their_own(monkeypatch: pytes
             rows[:, ::2], valid[:, ::2] = math.nan, False
         return rows, valid
 
-    monkeypatch.setattr(generator._codec, "decode", with_invalid_rows)
+    monkeypatch.setattr(generator.model.codec, "decode", with_invalid_rows)
     rows = generator.sample(2_000).rows
     assert calls > 1
     assert rows.isfinite().all()
@@ -426,7 +426,7 @@ def test_a_refit_starts_from_the_last_outcome_model_unless_it_is_from_scratch(mo
         OutcomeModel, "fit", classmethod(lambda cls, *a, **k: (given.append(k["previous"]), fit(cls, *a, **k))[1])
     )
     generator = fitted()
-    first = generator._outcomes
+    first = generator.model.outcomes
     generator.fit(points(n=300, seed=1))
     generator.fit(points(n=300, seed=1), from_scratch=True)
     assert given == [None, first, None]

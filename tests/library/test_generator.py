@@ -21,7 +21,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from synther_replay import generator as generator_module
 from synther_replay.common.checks import resolve_device
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -30,6 +29,7 @@ from synther_replay.diffusion.batches import HeldOutBatches
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator
 from synther_replay.metrics import fidelity
+from synther_replay.model import fitted as fitted_module
 from synther_replay.persistence.checkpoint import save_checkpoint
 
 SPEC = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (1,)))
@@ -101,8 +101,8 @@ def test_sample_gives_as_many_rows_as_asked_for_on_its_device() -> None:
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 200])
 def test_any_number_of_rows_is_drawn_in_chunks(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = fitted(chunk=64)
-    decode, seen = generator._codec.decode, []
-    monkeypatch.setattr(generator._codec, "decode", lambda codes: (seen.append(codes.shape[1]), decode(codes))[1])
+    decode, seen = generator.model.codec.decode, []
+    monkeypatch.setattr(generator.model.codec, "decode", lambda codes: (seen.append(codes.shape[1]), decode(codes))[1])
     assert len(generator.sample(n)) == n
     assert sum(seen) == n
     assert max(seen) <= 64
@@ -342,7 +342,7 @@ def test_rewards_are_left_as_they_are_when_so_configured() -> None:
     for normalise in (True, False):
         generator = make(normalise_rewards=normalise, exact=False)
         generator.fit(data)
-        codes = generator._codec.encode(data.rows[None])
+        codes = generator.model.codec.encode(data.rows[None])
         assert bool(torch.isclose(codes[0], data.rewards[:, None]).all(0).any()) is not normalise
 
 
@@ -489,20 +489,20 @@ def test_a_stack_of_one_takes_rows_with_and_without_its_axis() -> None:
 
 def _spoil(generator: DiffusionGenerator, bad: Callable[[int, int], list[tuple[int, int]]]) -> None:
     """Make codes of some rows NaN; ``bad(call, n)`` returns their (model, row) pairs."""
-    draw, calls = generator._sampler.draw, iter(range(10**9))
+    draw, calls = generator._engine.sampler(0).draw, iter(range(10**9))
 
-    def spoilt(n: int, seed: int, write: Callable[[int, Tensor], None]) -> None:
-        places, codes = bad(next(calls), n), torch.empty(generator.stack, n, generator._sampler.shape.dim)
+    def spoilt(n: int, seed: int, write: Callable[[int, Tensor], None], *condition: Any) -> None:
+        places, codes = bad(next(calls), n), torch.empty(generator.stack, n, generator._engine.sampler(0).shape.dim)
 
         def keep(start: int, chunk: Tensor) -> None:
             codes[:, start : start + chunk.shape[1]] = chunk
 
-        draw(n, seed, keep)
+        draw(n, seed, keep, *condition)
         for model, row in places:
             codes[model, row, 0] = math.nan
         write(0, codes)
 
-    generator._sampler.draw = spoilt  # type: ignore[method-assign]
+    generator._engine.sampler(0).draw = spoilt  # type: ignore[method-assign]
 
 
 def test_rejected_rows_are_counted_and_replaced_and_the_others_stay() -> None:
@@ -517,7 +517,7 @@ def test_rejected_rows_are_counted_and_replaced_and_the_others_stay() -> None:
     assert len(rows.unique(dim=0)) == 10
     # The second draw (three rows) replaced two rows, the third (one row) the last.
     second, third = twin.sample(3).rows, twin.sample(1).rows
-    assert torch.equal(rows[[2, 5, 9]], torch.stack((second[0], second[2], third[0])))
+    assert torch.equal(rows[[2, 5, 9]], torch.stack((second[0], third[0], second[2])))
 
 
 def test_rejected_rows_of_a_stack_are_replaced_model_by_model() -> None:
@@ -550,25 +550,26 @@ def test_many_discrete_columns_can_be_generated() -> None:
 
 def test_when_all_rows_are_bad_generation_fails_with_a_number_and_a_later_one_can_succeed() -> None:
     generator = fitted()
-    draw = generator._sampler.draw
+    draw = generator._engine.sampler(0).draw
     _spoil(generator, lambda call, n: [(0, row) for row in range(n)])
     with pytest.raises(GenerationError, match="8 of 8 rows"):
         generator.sample(8)
     assert generator.rejected >= 8
-    generator._sampler.draw = draw  # type: ignore[method-assign]
+    generator._engine.sampler(0).draw = draw  # type: ignore[method-assign]
     assert generator.sample(8).rows.isfinite().all()
 
 
 def test_the_last_attempt_counts() -> None:
     generator = fitted()
-    last = generator_module._MAX_REDRAWS
+    last = fitted_module._MAX_REDRAWS
     _spoil(generator, lambda call, n: [(0, 0)] if call < last else [])
     assert generator.sample(8).rows.isfinite().all()
 
 
 def test_weights_that_are_not_finite_never_give_a_row() -> None:
     generator = fitted()
-    generator._sampler.weights.fill_(math.nan)
+    generator.sample(1)  # loads the weights
+    generator._engine.sampler(0).weights.fill_(math.nan)
     with pytest.raises(GenerationError):
         generator.sample(5)
 
@@ -691,7 +692,7 @@ def test_an_interrupted_fit_leaves_the_generator_as_it_was(
     error: type[BaseException], from_scratch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator, twin = fitted(), fitted()
-    step, calls = generator._trainer.optimiser.step, iter(range(10**9))
+    step, calls = generator._engine.trainer(0).optimiser.step, iter(range(10**9))
 
     def accident(rates: Tensor) -> None:
         if next(calls) == 13:
@@ -699,7 +700,7 @@ def test_an_interrupted_fit_leaves_the_generator_as_it_was(
         step(rates)
 
     with monkeypatch.context() as patch:
-        patch.setattr(generator._trainer.optimiser, "step", accident)
+        patch.setattr(generator._engine.trainer(0).optimiser, "step", accident)
         with pytest.raises(error):
             generator.fit(two_modes(500, seed=9), from_scratch=from_scratch)
     assert_same_future(generator, twin)
@@ -754,7 +755,7 @@ def test_a_loaded_generator_continues_exactly(stack: int, tmp_path: Path) -> Non
     data = two_modes() if stack == 1 else _stacked()
     generator.fit(data)
     generator.sample(11)
-    generator.rejected = 3
+    generator._draws.rejected = 3
     generator.save(tmp_path / "file")
     loaded = DiffusionGenerator.load(tmp_path / "file", device="cpu")
     assert (loaded.spec, loaded.config, loaded.seed) == (SPEC, generator.config, 5)
@@ -936,7 +937,7 @@ def test_the_best_model_is_kept_not_the_last() -> None:
     lowest, weights = min(seen, key=lambda pair: pair[0])
     assert seen[-1][0] > lowest
     assert report.held_out_loss == pytest.approx(lowest)
-    assert torch.equal(generator._trainer.weights(), weights)
+    assert torch.equal(generator._engine.trainer(0).weights(), weights)
 
 
 def test_fractional_steps_are_rounded_up_to_blocks() -> None:
@@ -953,7 +954,7 @@ def test_a_dropped_generator_is_freed_at_once() -> None:
     generator = fitted()
     generator.sample(10)
     generator.fit(two_modes(seed=1))
-    trainer, sampler = generator._trainer, generator._sampler
+    trainer, sampler = generator._engine.trainer(0), generator._engine.sampler(0)
     parts = [generator, trainer, sampler, trainer.optimiser, trainer.optimiser.parameters, sampler.weights]
     alive = [weakref.ref(part) for part in parts]
     gc.disable()

@@ -25,6 +25,7 @@ from synther_replay import (
 from synther_replay import config as config_module
 from synther_replay import generator as generator_module
 from synther_replay.generator import KIND
+from synther_replay.model import engine
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 SPEC = TransitionSpec.from_spaces(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,)))
@@ -135,23 +136,18 @@ def test_buffer_refuses_a_file_with_another_meaning(tmp_path: Path, same: Any, t
 # --- all or nothing ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_interrupted_load_changes_nothing(same: Any, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+@pytest.mark.parametrize("function", ["checked", "weights"])
+def test_interrupted_load_changes_nothing(same: Any, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     target, saved = fitted(1), fitted()
-    before, calls = target.state_dict(), []
+    before = target.state_dict()
+    whole = getattr(target._engine, function)
 
-    def interrupted(function: Any) -> Any:
-        def run(*arguments: Any) -> None:
-            function(*arguments)
-            calls.append(function)
-            if len(calls) == call:
-                raise KeyboardInterrupt
-
-        return run
+    def interrupted(*arguments: Any) -> None:
+        whole(*arguments)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(target._trainer, "load_state_dict", interrupted(target._trainer.load_state_dict))
-        patch.setattr(target, "_load_sampler", interrupted(target._load_sampler))
+        patch.setattr(target._engine, function, interrupted)
         target.load_state_dict(saved.state_dict())
     assert same(target.state_dict(), before)
     assert torch.equal(target.sample(20).rows, fitted(1).sample(20).rows)
@@ -162,7 +158,7 @@ def test_failed_move_changes_nothing(same: Any, monkeypatch: pytest.MonkeyPatch)
     before = generator.state_dict()
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(generator_module, "resolve_device", lambda _: torch.device("meta"))
-        patch.setattr(generator, "_build_models", lambda: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(generator, "_new_engine", lambda device: (_ for _ in ()).throw(MemoryError))
         generator.to("elsewhere")
     assert generator.device == torch.device("cpu")
     assert same(generator.state_dict(), before)
@@ -193,6 +189,7 @@ FORGED = {
         "action_space",
         {"type": "Tuple", "spaces": [{"type": "MultiBinary", "shape": [2**15]}] * 3},
     ),
+    "conditions": ("conditions", None, {"mean": torch.zeros(1, 1, 10**5), "scale": torch.ones(1, 1, 10**5)}),
     "images": ("spec", "observation_space", {"type": "Box", "shape": [2**9, 2**8], "low": 0, "high": 1}),
 }
 
@@ -210,8 +207,8 @@ def test_forged_file_is_refused_before_memory_is_allocated(
     else:
         state[part][key] = value
     save_checkpoint(tmp_path / "file", KIND, state)
-    built, genuine = [], generator_module.StackTrainer
-    monkeypatch.setattr(generator_module, "StackTrainer", lambda *a, **o: (built.append(a), genuine(*a, **o))[1])
+    built, genuine = [], engine.StackTrainer
+    monkeypatch.setattr(engine, "StackTrainer", lambda *a, **o: (built.append(a), genuine(*a, **o))[1])
     with pytest.raises(CheckpointError):
         DiffusionGenerator.load(tmp_path / "file", device="cpu")
     assert all(shape.parameters * stack < 10**6 for shape, stack, *_ in built)

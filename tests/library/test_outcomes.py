@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay import outcomes as outcomes_module
 from synther_replay.data.levels import MAX_LEVELS
 from synther_replay.errors import CheckpointError, DivergedError
-from synther_replay.outcomes import OutcomeModel, Outcomes, _Layers, _to_match
+from synther_replay.model import outcomes as outcomes_module
+from synther_replay.model.outcomes import OutcomeModel, Outcomes, _Layers, _to_match
 
 CPU = torch.device("cpu")
 

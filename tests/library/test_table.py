@@ -77,7 +77,7 @@ def test_the_default_dtype_plays_no_part() -> None:
 def test_a_state_comes_back_as_it_was() -> None:
     table = RowTable.of(make_rows(stack=2))
     state = table.state_dict()
-    again = RowTable.from_state(state, 2, 4, CPU)
+    again = RowTable.from_state(state, 2, 4, 0, CPU)
     for tensor in state.values():
         tensor.zero_()
     assert all(map(torch.equal, table, again))
@@ -99,4 +99,4 @@ def test_a_state_comes_back_as_it_was() -> None:
 )
 def test_a_state_of_something_else_is_refused(change: Any) -> None:
     with pytest.raises(CheckpointError, match="state: table"):
-        RowTable.from_state(change(RowTable.of(make_rows(stack=2)).state_dict()), 2, 4, CPU)
+        RowTable.from_state(change(RowTable.of(make_rows(stack=2)).state_dict()), 2, 4, 0, CPU)

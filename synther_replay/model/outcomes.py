@@ -154,7 +154,15 @@ class OutcomeModel(NamedTuple):
         """Return the log of each outcome's probability up to a constant, ``(M, n, inputs) -> (M, n, K)``."""
         return _Layers.of(self.weights, self.shares.shape[1]).forward(inputs)[-1] + self.shares.log()[:, None]
 
-    def assign(self, rows: Tensor, features: Callable[[Tensor], Tensor], columns: tuple[int, int], seed: int) -> None:
+    def assign(
+        self,
+        rows: Tensor,
+        features: Callable[[Tensor], Tensor],
+        columns: tuple[int, int],
+        seed: int,
+        *,
+        match_shares: bool = True,
+    ) -> None:
         """Draw the outcomes of generated rows, match their shares to the real ones, and set reward and `terminated`.
 
         Args:
@@ -162,11 +170,12 @@ class OutcomeModel(NamedTuple):
             features: Maps rows to inputs of the classifier.
             columns: Columns of reward and `terminated`.
             seed: Random seed.
+            match_shares: False for rows that are meant to be distributed otherwise, because they have conditions.
         """
         rng = generator_for(rows.device, seed)
         drawn = [self._draw(features(block), rng) for block in rows.split(max(1, _CHUNK // len(rows)), dim=1)]
         number = torch.cat(drawn, dim=1)
-        for model, own in enumerate(number):
+        for model, own in enumerate(number if match_shares else ()):
             replaced, source = _to_match(own, self.shares[model], rng)
             rows[model, replaced] = rows[model, source]
             own[replaced] = own[source]

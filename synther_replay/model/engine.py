@@ -1,0 +1,140 @@
+"""Engine: trains denoisers and draws codes from them, without a model of its own.
+
+Trainer and sampler hold device memory and CUDA graphs that are worth keeping between fits. What they compute with is
+passed in and out: the state of the training, and a `FittedModel`. A fit that fails or is dropped therefore changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from synther_replay.common.locking import Lock
+from synther_replay.config import GeneratorConfig
+from synther_replay.diffusion.edm import NoiseLevels
+from synther_replay.diffusion.network import NetworkShape
+from synther_replay.diffusion.stack_sampler import StackSampler
+from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
+from synther_replay.model.fitted import Draws, FittedModel
+
+# State of the training of M models: weights, moments, averages and counters. Its tensors are never changed.
+Training = dict[str, Any]
+
+
+class Engine:
+    """Trainer and sampler of M models on one device; threads take turns.
+
+    Args:
+        config: Settings.
+        code_dim: Number of codes of a row.
+        stack: M.
+        device: Compute device.
+        seed: Seed of weights, batches and noise.
+    """
+
+    def __init__(self, config: GeneratorConfig, code_dim: int, stack: int, device: torch.device, seed: int) -> None:
+        """Check the size of the network and make its first trainer."""
+        self.config, self.code_dim, self.stack, self.device, self.seed = config, code_dim, stack, device, seed
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+        self.dtype = torch.bfloat16 if bf16 else torch.float32
+        # By number of condition values: only networks that are used are built.
+        self._trainers: dict[int, StackTrainer] = {}
+        self._samplers: dict[int, StackSampler] = {}
+        self._sampled: dict[int, FittedModel] = {}  # whose weights a sampler has
+        self._training, self._sampling = Lock(), Lock()
+        self.trainer(0)
+
+    def shape(self, condition: int) -> NetworkShape:
+        """Sizes of the network for conditions of so many values."""
+        return self.config.network(self.code_dim, condition)
+
+    def trainer(self, condition: int) -> StackTrainer:
+        """The trainer of networks for conditions of so many values."""
+        if condition not in self._trainers:
+            config = self.config
+            with torch.inference_mode(mode=False):
+                self._trainers[condition] = StackTrainer(
+                    self.shape(condition),
+                    self.stack,
+                    self.device,
+                    self.dtype,
+                    seed=self.seed,
+                    betas=config.betas,
+                    clip=config.gradient_clip,
+                    average_decay=config.average_decay,
+                    average_every=config.average_every,
+                    levels=NoiseLevels(config.noise_mean, config.noise_std),
+                )
+        return self._trainers[condition]
+
+    def sampler(self, condition: int) -> StackSampler:
+        """The sampler of networks for conditions of so many values."""
+        if condition not in self._samplers:
+            settings, chunk = self.config.sampler(), self.config.chunk
+            with torch.inference_mode(mode=False):
+                self._samplers[condition] = StackSampler(
+                    self.shape(condition), self.stack, self.device, self.dtype, settings, chunk
+                )
+        return self._samplers[condition]
+
+    def initial(self, condition: int = 0) -> Training:
+        """State of untrained networks."""
+        with self._training:
+            trainer = self.trainer(condition)
+            trainer.seed, trainer.starts, trainer.fits = self.seed, -1, 0
+            trainer.reset()
+            return trainer.state_dict()
+
+    def checked(self, training: Training, condition: int) -> Training:
+        """Return a state on the device of this engine; a mismatch raises an error."""
+        with self._training:
+            trainer = self.trainer(condition)
+            trainer.load_state_dict(training)
+            return trainer.state_dict()
+
+    def weights(self, training: Training) -> tuple[Tensor, Tensor]:
+        """Weights for sampling in the compute dtype, and frequencies of the noise features."""
+        return training["average"].to(self.dtype), training["frequencies"]
+
+    def train(
+        self,
+        start: Training,
+        condition: int,
+        train: Tensor,
+        held_out: Tensor | None,
+        plan: TrainingPlan,
+        on_progress: Callable[[int, float, float | None], None],
+    ) -> tuple[TrainingResult, Training]:
+        """Train from a state; return the result and the new state."""
+        with self._training:
+            trainer = self.trainer(condition)
+            trainer.seed = self.seed
+            trainer.load_state_dict(start)
+            result = trainer.fit(train, held_out, plan, on_progress)
+            return result, trainer.state_dict()
+
+    def draw(self, model: FittedModel, n: int, draws: Draws, condition: Tensor | None, guidance: float) -> Tensor:
+        """Generate rows ``(M, n, dim)``; if it raises, `draws` counts only the rejected rows."""
+        with self._sampling, torch.inference_mode(mode=False):
+            count = draws.count
+            if model.table is None and self._sampled.get(model.condition_dim) is not model:
+                self.sampler(model.condition_dim).load(model.weights, model.frequencies)
+                self._sampled[model.condition_dim] = model
+            try:
+                return model.draw(n, draws, self._draw_codes(model.condition_dim), condition, guidance)
+            except BaseException:
+                draws.count = count
+                raise
+
+    def _draw_codes(self, condition_dim: int) -> Callable[..., None]:
+        def draw(
+            n: int, seed: int, write: Callable[[int, Tensor], None], condition: Tensor | None, guidance: float
+        ) -> None:
+            with torch.autocast(self.device.type, enabled=False):
+                self.sampler(condition_dim).draw(n, seed, write, condition, guidance)
+
+        return draw

@@ -1,0 +1,144 @@
+"""FittedModel: the immutable result of a fit; and the engine's part of drawing rows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.data.codec import TransitionCodec
+from synther_replay.data.conditions import ConditionCodec
+from synther_replay.data.table import RowTable
+from synther_replay.errors import GenerationError
+from synther_replay.model.outcomes import OutcomeModel
+
+_MAX_REDRAWS = 20  # attempts to replace non-finite rows
+
+# Fills codes: number of rows, seed, what to do with a chunk, conditions, guidance. See `StackSampler.draw`.
+DrawCodes = Callable[[int, int, Callable[[int, Tensor], None], Tensor | None, float], None]
+
+
+@dataclass
+class Draws:
+    """Numbers the draws of a generator, so that each has a random stream of its own.
+
+    Attributes:
+        seed: Seed of the generator.
+        count: Draws so far.
+        rejected: Generated rows that were non-finite and drawn again.
+    """
+
+    seed: int
+    count: int = 0
+    rejected: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class FittedModel:
+    """Everything that rows are generated from. A fit makes a new one; no tensor of it is ever changed.
+
+    Attributes:
+        codec: Transitions to codes and back, with the statistics of the data.
+        weights: Weights of the denoisers in their compute dtype, ``(M, P)``.
+        frequencies: Frequencies of their noise features.
+        outcomes: Sets rewards with few values, and `terminated`; None if there is nothing to set.
+        table: The rows themselves if no column of the data is continuous; the weights are not used then.
+        conditions: Statistics of the conditions; None if the fit had none.
+    """
+
+    codec: TransitionCodec
+    weights: Tensor
+    frequencies: Tensor
+    outcomes: OutcomeModel | None
+    table: RowTable | None
+    conditions: ConditionCodec | None
+
+    @property
+    def condition_dim(self) -> int:
+        """Number of values of a condition; 0 without conditions."""
+        return 0 if self.conditions is None else self.conditions.mean.shape[2]
+
+    def draw(self, n: int, draws: Draws, codes: DrawCodes, condition: Tensor | None, guidance: float) -> Tensor:
+        """Generate rows ``(M, n, dim)``.
+
+        Args:
+            n: Rows per model.
+            draws: Number of the draw; advanced.
+            codes: Computes the codes of rows with the weights of this model.
+            condition: Conditions ``(M, n, C)`` in the units of the data; None: none.
+            guidance: Weight of the condition.
+
+        Raises:
+            GenerationError: Rows were still non-finite after 20 attempts.
+        """
+        encoded = None if condition is None or self.conditions is None else self.conditions.encode(condition)
+        if self.table is not None:
+            draws.count += 1
+            rng = generator_for(self.table.rows.device, draws.seed, 4, draws.count)
+            return self.table.draw(n, rng, encoded if guidance else None)
+        stack, device = len(self.weights), self.weights.device
+        rows = torch.empty(stack, n, self.codec.spec.dim, dtype=torch.float32, device=device)
+        invalid = self._fill(rows, draws, codes, encoded, guidance)
+        for _ in range(_MAX_REDRAWS):
+            missing = int(invalid.sum(1).max())
+            if missing == 0:
+                break
+            self._redraw(rows, invalid, missing, draws, codes, encoded, guidance)
+        if bool(invalid.any()):
+            raise GenerationError(
+                f"generator: {int(invalid.sum())} of {n * stack} rows are still non-finite after {_MAX_REDRAWS} "
+                "redraws; train for more steps or check the data"
+            )
+        self._set_outcomes(rows, draws, is_guided=encoded is not None and guidance != 0)
+        return rows
+
+    def _fill(self, rows: Tensor, draws: Draws, codes: DrawCodes, condition: Tensor | None, guidance: float) -> Tensor:
+        """Fill rows ``(M, n, dim)``; return which of them are non-finite, bool ``(M, n)``."""
+        invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=rows.device)
+
+        def write(start: int, chunk: Tensor) -> None:
+            here = slice(start, start + chunk.shape[1])
+            rows[:, here], valid = self.codec.decode(chunk)
+            invalid[:, here] = ~valid
+
+        draws.count += 1
+        codes(rows.shape[1], derive_seed(draws.seed, 4, draws.count), write, condition, guidance)
+        draws.rejected += int(invalid.sum())
+        return invalid
+
+    def _redraw(
+        self,
+        rows: Tensor,
+        invalid: Tensor,
+        count: int,
+        draws: Draws,
+        codes: DrawCodes,
+        condition: Tensor | None,
+        guidance: float,
+    ) -> None:
+        """Generate `count` more rows per model and replace invalid rows by the valid ones among them."""
+        # The invalid rows of each model, in order; models with fewer repeat valid ones, which are left as they are.
+        place = (~invalid).long().argsort(dim=1, stable=True)[:, :count]
+        asked = None if condition is None else torch.stack([c[p] for c, p in zip(condition, place, strict=True)])
+        spare = rows.new_empty(len(rows), count, rows.shape[2])
+        usable = ~self._fill(spare, draws, codes, asked, guidance) & invalid.gather(1, place)
+        for model, own in enumerate(usable):
+            rows[model, place[model, own]] = spare[model, own]
+            invalid[model, place[model, own]] = False
+
+    def _set_outcomes(self, rows: Tensor, draws: Draws, *, is_guided: bool) -> None:
+        """Set `terminated` and rewards with few values, given the decoded rows, which were clipped and rounded."""
+        codec = self.codec
+        if self.outcomes is not None:
+            with torch.autocast(rows.device.type, enabled=False):
+                self.outcomes.assign(
+                    rows,
+                    lambda block: codec.features(codec.encode(block)),
+                    (codec.spec.rewards.start, codec.spec.terminated.start),
+                    derive_seed(draws.seed, 6, draws.count),
+                    match_shares=not is_guided,
+                )
+        codec.restore_terminal_rewards(rows)

@@ -1,0 +1,265 @@
+"""FitJob: one fit of the generator, from the data to a `FittedModel`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from synther_replay.common.checks import whole_number
+from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.config import GeneratorConfig
+from synther_replay.data.codec import TransitionCodec
+from synther_replay.data.conditions import ConditionCodec, checked_condition, drawn_by_weight
+from synther_replay.data.splitting import held_out_last
+from synther_replay.data.table import RowTable
+from synther_replay.data.transitions import Transitions
+from synther_replay.diffusion.trainer import TrainingPlan, TrainingResult
+from synther_replay.errors import NotFittedError
+from synther_replay.model.engine import Engine, Training
+from synther_replay.model.fitted import Draws, FittedModel
+from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
+
+# Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
+_STEPS_PER_OUTCOME_STEP = 3, 15
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Result of `DiffusionGenerator.fit`; with a stack, losses are means over its models.
+
+    Attributes:
+        loss: Mean training loss since the last evaluation.
+        held_out_loss: Held-out loss of the kept model; None if no rows are held out.
+        steps: Gradient steps taken; 0 for rows without continuous columns, which are kept as a table.
+        seconds: Total time of the fit.
+        rows: Number of rows, training and held-out together.
+        from_scratch: Whether training started from new weights.
+        stopped_early: Whether training stopped before the planned steps, by patience or by the time limit.
+        losses: Training loss of each model.
+        held_out_losses: Lowest held-out loss of each model; the weights with this loss are kept.
+    """
+
+    loss: float
+    held_out_loss: float | None
+    steps: int
+    seconds: float
+    rows: int
+    from_scratch: bool
+    stopped_early: bool
+    losses: tuple[float, ...]
+    held_out_losses: tuple[float, ...] | None
+
+
+class FitData(NamedTuple):
+    """Real rows as a fit needs them; they share no memory with the rows that they were made from."""
+
+    codec: TransitionCodec
+    conditions: ConditionCodec | None
+    table: RowTable | None
+    codes: Tensor  # (M, n, code_dim + condition), held-out rows last; no rows with a table
+    held_out: int  # number of held-out rows
+    outcomes: Outcomes | None
+    number: Tensor  # number of each row's outcome, (M, n)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Tensor,
+        condition: Tensor | None,
+        weights: Tensor | None,
+        codec: TransitionCodec,
+        config: GeneratorConfig,
+        seed: int,
+    ) -> FitData:
+        """Encode rows ``(M, n, dim)``.
+
+        Args:
+            rows: Valid rows.
+            condition: Their conditions ``(M, n, C)``, if any.
+            weights: Their weights ``(M, n)``, if any. Rows are drawn in proportion to them, training and held-out rows
+                among themselves, so everything that is fitted sees the weighted distribution.
+            codec: A new codec; fitted here.
+            config: Settings.
+            seed: Seed of the split and of the draw by weight.
+        """
+        order, held_out = held_out_last(rows, config.held_out, seed)
+        if weights is not None:
+            drawn, held_out = _drawn(order, held_out, weights, generator_for(rows.device, seed, 7))
+            rows, order = _take(rows, drawn), None
+            condition = None if condition is None else _take(condition, drawn)
+        codec.fit(rows)
+        conditions = None if condition is None else ConditionCodec.of(condition)
+        encoded = None if condition is None or conditions is None else conditions.encode(condition)
+        nothing = rows.new_empty(len(rows), 0, dtype=torch.long)
+        if codec.is_discrete:
+            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing)
+        codes = codec.encode(rows, order)
+        if encoded is not None:
+            codes = torch.cat((codes, encoded if order is None else _take(encoded, order)), dim=-1)
+        outcomes, number = None, nothing
+        if config.exact:
+            spec = codec.spec
+            rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+            found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
+            if found.shares.shape[1] > 1:
+                outcomes, number = found, number if order is None else number.gather(1, order)
+        return cls(codec, conditions, None, codes, held_out, outcomes, number)
+
+
+class FitJob:
+    """A fit that was begun. `run` computes it, `DiffusionGenerator.commit` makes its result the generator's model.
+
+    It holds its own copy of the data. `run` may be called in another thread: generator and rows stay as they are.
+
+    Attributes:
+        base: State of the generator's training when the job was begun.
+        base_model: Model of the generator at that time.
+        training: State after `run`, else None.
+        model: The fitted model after `run`, else None.
+        report: The report after `run`, else None.
+        draws: Number of the draws, with those of this job.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        draws: Draws,
+        data: FitData,
+        plan: TrainingPlan,
+        start: Training,
+        *,
+        base: tuple[Training, FittedModel | None],
+        previous: OutcomeModel | None,
+        rows: int,
+        seconds: float,
+        progress: bool | None,
+    ) -> None:
+        """Keep what `run` needs.
+
+        Args:
+            engine: Trains and samples.
+            draws: Number of the generator's draws.
+            data: The data.
+            plan: Arguments of the training.
+            start: State to start from.
+            base: State of the generator's training, and its model.
+            previous: Outcome model to start from, if any.
+            rows: Number of real rows.
+            seconds: Time that the preparation took.
+            progress: Whether to show a progress bar. None: only in a terminal.
+        """
+        self.engine, (self.base, self.base_model) = engine, base
+        self.training: Training | None = None
+        self.model: FittedModel | None = None
+        self.report: FitReport | None = None
+        self.count_before = draws.count  # of the generator's draws when the job is committed
+        self.draws = replace(draws)  # its own count: a job that is not committed leaves no trace
+        self._generators_draws = draws
+        self._plan, self._start, self._previous = plan, start, previous
+        self._data: FitData | None = data
+        self._rows, self._seconds, self._progress = rows, seconds, progress
+
+    @torch.inference_mode(mode=False)
+    def run(self) -> FitReport:
+        """Compute the fit, once; a second call returns the same report.
+
+        Raises:
+            DivergedError: The loss or a weight of the outcome model became non-finite.
+        """
+        if self.report is not None:
+            return self.report
+        begun, data, engine = time.monotonic(), self._data, self.engine
+        assert data is not None  # until there is a report
+        result, training, outcomes = TrainingResult((0.0,) * engine.stack, None, 0, False), dict(self._start), None
+        if data.table is None:
+            result, training = self._train(data)
+            outcomes = self._fit_outcomes(data, training)
+        weights, frequencies = engine.weights(training)
+        self.model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions)
+        self.training, self._data = training, None
+        held = result.held_out_loss
+        self.report = FitReport(
+            loss=sum(result.loss) / engine.stack,
+            held_out_loss=None if held is None else sum(held) / engine.stack,
+            steps=result.steps,
+            seconds=self._seconds + time.monotonic() - begun,
+            rows=self._rows,
+            from_scratch=self._plan.from_scratch,
+            stopped_early=result.stopped_early,
+            losses=result.loss,
+            held_out_losses=held,
+        )
+        return self.report
+
+    def sample(self, n: int, *, condition: Any = None, guidance: float = 1.0) -> Transitions:
+        """Generate rows with the fitted model before it is committed; see `DiffusionGenerator.sample`."""
+        if self.model is None:
+            raise NotFittedError("job: call run before sample")
+        rejected = self.draws.rejected
+        try:
+            return sample(self.engine, self.model, self.draws, n, condition, guidance)
+        finally:
+            self._generators_draws.rejected += self.draws.rejected - rejected
+
+    def _train(self, data: FitData) -> tuple[TrainingResult, Training]:
+        plan, disabled = self._plan, None if self._progress is None else not self._progress
+        train, held_out = data.codes, None
+        if data.held_out:
+            train, held_out = data.codes.tensor_split([-data.held_out], dim=1)
+        condition = 0 if data.conditions is None else data.conditions.mean.shape[2]
+        with tqdm(total=plan.steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
+
+            def show(done: int, loss: float, held_out_loss: float | None) -> None:
+                bar.update(min(done, plan.steps) - bar.n)
+                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
+
+            return self.engine.train(self._start, condition, train, held_out, plan, show)
+
+    def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
+        if data.outcomes is None:
+            return None
+        few, many = _STEPS_PER_OUTCOME_STEP
+        steps = self.engine.config.steps
+        return OutcomeModel.fit(
+            data.codec.features(data.codes),
+            data.outcomes,
+            data.number,
+            seed=derive_seed(self.draws.seed, 5, training["fits"]),
+            steps=max(min(STEPS, steps // few), steps // many, 1),
+            previous=self._previous,
+        )
+
+
+def sample(
+    engine: Engine, model: FittedModel, draws: Draws, n: int, condition: Any = None, guidance: float = 1.0
+) -> Transitions:
+    """Generate `n` transitions per model, with conditions in the units of the fit; see `DiffusionGenerator.sample`."""
+    n = whole_number("n", n)
+    if not isinstance(guidance, int | float) or not 0 <= guidance < float("inf"):
+        raise ValueError(f"guidance: expected a number of at least 0, got {guidance!r}")
+    if condition is not None:
+        if model.conditions is None:
+            raise ValueError("condition: the model was fitted without conditions; call fit with condition=...")
+        condition = checked_condition(condition, (engine.stack, n), model.condition_dim, engine.device)
+    rows = engine.draw(model, n, draws, condition, float(guidance))
+    return Transitions(model.codec.spec, rows[0] if engine.stack == 1 else rows)
+
+
+def _drawn(order: Tensor | None, held_out: int, weights: Tensor, rng: torch.Generator) -> tuple[Tensor, int]:
+    """Row numbers ``(M, n)`` drawn by weight, held-out rows last, and the number of these."""
+    if order is not None:
+        parts = order.tensor_split([-held_out], dim=1)
+        if all(bool((weights.gather(1, part).sum(1) > 0).all()) for part in parts):
+            drawn = [part.gather(1, drawn_by_weight(weights.gather(1, part), rng)) for part in parts]
+            return torch.cat(drawn, dim=1), held_out
+    return drawn_by_weight(weights, rng), 0  # too few rows with a weight to hold some out
+
+
+def _take(rows: Tensor, chosen: Tensor) -> Tensor:
+    """Rows ``(M, n, c)`` at row numbers ``(M, n)``."""
+    return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])

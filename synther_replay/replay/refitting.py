@@ -1,0 +1,174 @@
+"""RefitJob: one refit, from the real transitions to rows that can replace the synthetic ones."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+
+from synther_replay.data.transitions import Transitions
+from synther_replay.protocols import Generator, JobGenerator, Stateful
+
+
+@dataclass(frozen=True)
+class RefitReport:
+    """Result of one refit.
+
+    Attributes:
+        fit: Return value of the generator's `fit`.
+        rows: Number of generated rows.
+        steps: Environment steps when the refit began.
+        fit_seconds: Time to fit the generator.
+        sample_seconds: Time to generate and store the rows.
+    """
+
+    fit: Any
+    rows: int
+    steps: int
+    fit_seconds: float
+    sample_seconds: float
+
+
+class RefitJob:
+    """A refit that was begun. `run` computes it, `SyntheticSource.commit` takes its result.
+
+    Until the commit nothing of the source changes, so `run` may be called in another thread if the generator has
+    `begin` and `commit` (see `JobGenerator`). Other generators are changed by `run`, and restored if it fails.
+
+    Attributes:
+        source: Identity of the source that began it.
+        version: Version of the real transitions at that time.
+        steps: Environment steps at that time.
+        real_rows: Number of real rows that it is fitted to.
+        fresh: The generated rows after `run`, else None.
+        is_committed: Whether its result was taken.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        real: Transitions,
+        *,
+        rows: int,
+        check: Callable[[Transitions], None],
+        source: object,
+        version: Hashable,
+        steps: int,
+        options: dict[str, Any],
+    ) -> None:
+        """Prepare the fit.
+
+        Args:
+            generator: The generator.
+            real: Valid real transitions; they may change afterwards.
+            rows: Number of rows to generate.
+            check: Raises an error for rows that are not valid.
+            source: Identity of the source.
+            version: Version of the real transitions.
+            steps: Environment steps.
+            options: Arguments of `JobGenerator.begin`.
+        """
+        self._begun = time.monotonic()
+        self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
+        self._seconds = time.monotonic() - self._begun
+        self._rows, self._check = rows, check
+        self.source, self.version, self.steps, self.real_rows = source, version, steps, len(real)
+        self.fresh: Transitions | None = None
+        self.is_committed = False
+        self._report: RefitReport | None = None
+
+    def run(self) -> RefitReport:
+        """Fit the generator and generate rows, once; a second call returns the same report.
+
+        If it raises, the generator is unchanged and `run` may be called again.
+        """
+        if self._report is not None:
+            return self._report
+        begun = time.monotonic()
+        try:
+            fit = self._fit.run()
+            fitted = time.monotonic()
+            fresh = self._fit.sample(self._rows)
+            self._check(fresh)
+        except BaseException:
+            self._fit.revert()
+            raise
+        seconds = self._seconds + fitted - begun
+        self.fresh = fresh
+        self._report = RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted)
+        return self._report
+
+    def take_model(self) -> None:
+        """Make the fitted model the generator's own."""
+        self._fit.commit()
+
+    def return_model(self) -> None:
+        """Undo `take_model`."""
+        self._fit.revert()
+
+
+class _Job:
+    """Fit of a generator that keeps its model until the commit."""
+
+    def __init__(self, generator: JobGenerator, real: Transitions, options: dict[str, Any]) -> None:
+        self._generator, self._job, self._is_taken = generator, generator.begin(real, **options), False
+
+    def run(self) -> Any:
+        return self._job.run()
+
+    def sample(self, rows: int) -> Transitions:
+        fresh: Transitions = self._job.sample(rows)
+        return fresh
+
+    def commit(self) -> None:
+        self._generator.commit(self._job)
+        self._is_taken = True
+
+    def revert(self) -> None:
+        if self._is_taken:
+            self._generator.revert(self._job)
+            self._is_taken = False
+
+
+class _InPlace:
+    """Fit of a generator that has only `fit` and `sample`; its state is kept to undo it."""
+
+    def __init__(self, generator: Generator, real: Transitions) -> None:
+        self._generator, self._real = generator, real
+        self._before: dict[str, Any] | None = None
+
+    def run(self) -> Any:
+        if isinstance(self._generator, Stateful):
+            self._before = state_of(self._generator)
+        return self._generator.fit(self._real)
+
+    def sample(self, rows: int) -> Transitions:
+        return self._generator.sample(rows)
+
+    def commit(self) -> None:
+        """Nothing is left to do."""
+
+    def revert(self) -> None:
+        if self._before is not None and isinstance(self._generator, Stateful):
+            self._generator.load_state_dict(self._before)
+
+
+def _has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:
+    """Whether the jobs of a generator do what its `fit` and `sample` do; not if those were overridden without jobs."""
+
+    def owner(name: str) -> type:
+        return next(cls for cls in type(generator).__mro__ if name in vars(cls))
+
+    if not isinstance(generator, JobGenerator) or {"fit", "sample"} & vars(generator).keys():
+        return False
+    return all(issubclass(owner("begin"), owner(name)) for name in ("fit", "sample"))
+
+
+def state_of(part: Stateful) -> dict[str, Any]:
+    """A copy of a part's state; `torch.nn.Module.state_dict` returns the live tensors."""
+    state = part.state_dict()
+    return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state

@@ -1,0 +1,390 @@
+"""Fits and refits as jobs: begin, run, commit; the hook; schedules by protocol; reseeding."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from synther_replay import (
+    DiffusionGenerator,
+    GeneratorConfig,
+    NotFittedError,
+    RefitReport,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    Transitions,
+    TransitionSpec,
+)
+from synther_replay.errors import CheckpointError, DivergedError
+
+SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (1,)))
+CONFIG = GeneratorConfig.tiny(width=16, depth=1, steps=30, refit_steps=20, batch_size=32, sampling_steps=4)
+
+
+def rows(n: int = 200, seed: int = 0) -> Transitions:
+    x = torch.randn(n, SPEC.dim, generator=torch.Generator().manual_seed(seed))
+    x[:, SPEC.actions] = x[:, SPEC.actions].clamp(-1, 1)
+    x[:, SPEC.terminated] = (x[:, SPEC.terminated] > 1).float()
+    return Transitions(SPEC, x)
+
+
+def make(seed: int = 0) -> DiffusionGenerator:
+    return DiffusionGenerator(SPEC, CONFIG, device="cpu", seed=seed)
+
+
+def buffer(**options: Any) -> SyntheticReplayBuffer:
+    schedule = options.pop("schedule", RetrainSchedule(every=100, rows=300, start=100))
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 1_000, device="cpu"), make(), schedule=schedule, **options)
+    made.add(rows())
+    return made
+
+
+# --- fits
+
+
+def test_begin_and_commit_in_a_row_are_a_fit():
+    one, two = make(), make()
+    for seed in (0, 1):
+        job = two.begin(rows(seed=seed))
+        assert two.commit(job).losses == one.fit(rows(seed=seed)).losses
+        assert torch.equal(one.sample(20).rows, two.sample(20).rows)
+
+
+def test_nothing_changes_before_the_commit(same: Any):
+    generator, data = make(), rows()
+    generator.fit(data)
+    before, model = generator.state_dict(), generator.model
+    job = generator.begin(data)
+    data.rows.zero_()  # the job has its own copy
+    job.run()
+    assert same(generator.state_dict(), before)
+    generator.commit(job)
+    assert generator.model is job.model is not model
+    assert generator.sample(100).rows.std() > 0.1
+
+
+def test_a_job_runs_in_another_thread_while_rows_are_drawn():
+    one, two = make(), make()
+    for generator in (one, two):
+        generator.fit(rows())
+    job = one.begin(rows(seed=1))
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    drawn = [one.sample(50).rows for _ in range(5)]
+    thread.join()
+    one.commit(job)
+    expected = [two.sample(50).rows for _ in range(5)]
+    two.fit(rows(seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(drawn, expected, strict=True))
+    assert torch.equal(one.sample(20).rows, two.sample(20).rows)
+
+
+def test_rows_of_a_job_are_those_of_the_committed_model():
+    one, two = make(), make()
+    job = one.begin(rows())
+    with pytest.raises(NotFittedError):
+        job.sample(3)
+    job.run()
+    two.fit(rows())
+    assert torch.equal(job.sample(10).rows, two.sample(10).rows)
+
+
+def test_a_reverted_commit_leaves_the_generator_as_before(same: Any):
+    generator = make()
+    generator.fit(rows())
+    before = generator.state_dict()
+    job = generator.begin(rows(seed=2))
+    generator.commit(job)
+    generator.revert(job)
+    assert same(generator.state_dict(), before)
+    with pytest.raises(ValueError, match="job"):
+        generator.revert(job)
+
+
+@pytest.mark.parametrize("case", ["twice", "overtaken", "other", "loaded", "no job"])
+def test_jobs_that_do_not_belong_are_refused_and_change_nothing(case: str, same: Any):
+    generator = make()
+    generator.fit(rows())
+    job: Any = generator.begin(rows(seed=1))
+    if case == "twice":
+        generator.commit(job)
+    elif case == "overtaken":
+        generator.fit(rows(seed=2))
+    elif case == "other":
+        job = make().begin(rows())
+    elif case == "loaded":
+        generator.load_state_dict(generator.state_dict())
+    else:
+        job = 3
+    before = generator.state_dict()
+    with pytest.raises((TypeError, ValueError), match="job"):
+        generator.commit(job)
+    assert same(generator.state_dict(), before)
+
+
+def test_reseeded_copies_differ():
+    one = make()
+    one.fit(rows())
+    two = copy.deepcopy(one)
+    assert torch.equal(one.sample(5).rows, two.sample(5).rows)
+    two.reseed(7)
+    assert not torch.equal(one.sample(5).rows, two.sample(5).rows)
+    assert one.fit(rows()).losses != two.fit(rows()).losses
+    with pytest.raises(ValueError, match="seed"):
+        two.reseed(-1)
+
+
+# --- refits
+
+
+def test_a_refit_is_begun_and_committed():
+    one, two = buffer(), buffer()
+    one.refit()
+    job = two.begin()
+    two.add(rows(seed=3))
+    job.run()
+    assert len(two.store) == two.refits == 0
+    report = two.commit(job)
+    assert (two.refits, two.last_refit, report.steps) == (1, report, 200)
+    assert two.store_age == 200
+    assert torch.equal(one.store.rows, two.store.rows)
+
+
+def test_jobs_of_refits_that_do_not_belong_are_refused():
+    one, two = buffer(), buffer()
+    job = one.begin()
+    with pytest.raises(ValueError, match="another buffer"):
+        two.commit(job)
+    with pytest.raises(ValueError, match="another buffer"):
+        copy.deepcopy(one).commit(job)
+    one.commit(job)
+    store = one.store.rows
+    with pytest.raises(ValueError, match="before"):
+        one.commit(job)
+    assert (one.refits, len(two.store)) == (1, 0)
+    assert one.store.rows is store
+
+
+def test_an_overtaken_refit_is_refused_and_changes_nothing(same: Any):
+    one = buffer()
+    job = one.begin()
+    one.refit()
+    before = one.state_dict()
+    with pytest.raises(ValueError, match="job"):
+        one.commit(job)
+    assert same(one.state_dict(), before)
+
+
+def test_a_job_that_fails_changes_nothing(same: Any, monkeypatch: pytest.MonkeyPatch):
+    one = buffer()
+    one.refit()
+    before = one.state_dict()
+    job = one.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(one.generator._engine, "train", lambda *_: (_ for _ in ()).throw(DivergedError("diverged")))
+        with pytest.raises(DivergedError):
+            one.commit(job)
+    assert same(one.state_dict(), before)
+    assert one.commit(job).rows == 300  # it may be tried again
+
+
+class Mean:
+    """A generator with `fit` and `sample` alone."""
+
+    spec = SPEC
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(SPEC.dim)
+
+    def fit(self, transitions: Transitions) -> str:
+        self.mean = transitions.rows.mean(0)
+        self.mean[SPEC.terminated] = 0
+        return "done"
+
+    def sample(self, n: int) -> Transitions:
+        return Transitions(SPEC, self.mean.repeat(n, 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"].clone()
+
+
+def test_a_plain_generator_is_refitted_by_a_job_too():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 100, device="cpu"), Mean(), schedule=50)
+    made.add(rows(60))
+    job = made.begin()
+    assert made.commit(job).fit == "done"
+    assert len(made.store) == made.schedule.rows
+
+
+class Clipped(DiffusionGenerator):
+    """Overrides `sample` without any job."""
+
+    def sample(self, n: int, **options: Any) -> Transitions:
+        drawn = super().sample(n, **options)
+        drawn.rows[:, SPEC.rewards] = 5.0
+        return drawn
+
+
+def test_an_overridden_method_of_a_generator_is_used():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 300, device="cpu"), Clipped(SPEC, CONFIG, device="cpu"), schedule=50)
+    made.add(rows())
+    made.refit()
+    assert made.store.rows[:, SPEC.rewards].eq(5.0).all()
+
+
+# --- the hook
+
+
+def test_the_hook_is_called_after_every_refit():
+    seen: list[RefitReport] = []
+    made = buffer(on_refit=seen.append)
+    for seed in range(3):
+        made.add(rows(seed=seed))
+        made.sample(8)
+    assert [report.steps for report in seen] == [400, 600, 800]
+    assert seen[-1] is made.last_refit
+
+
+def test_a_hook_that_raises_undoes_the_refit(same: Any):
+    def veto(report: RefitReport) -> None:
+        raise RuntimeError(f"no to {report.rows}")
+
+    made = buffer()
+    made.refit()
+    made.on_refit = veto
+    before, store = made.state_dict(), made.store.rows
+    with pytest.raises(RuntimeError, match="no to 300"):
+        made.refit()
+    assert same({**made.state_dict(), "last_attempt": 0}, {**before, "last_attempt": 0})
+    assert made.store.rows is store
+    made.add(rows(seed=4))
+    with pytest.warns(RuntimeWarning, match="no to 300"):  # a training run goes on
+        assert len(made.sample(16)) == 16
+    assert made.refits == 1
+
+
+def test_a_hook_that_raises_undoes_the_refit_of_a_plain_generator():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 100, device="cpu"), Mean(), on_refit=lambda report: 1 / 0)
+    made.add(rows(60))
+    with pytest.raises(ZeroDivisionError):
+        made.refit()
+    assert made.generator.mean.eq(0).all()
+    assert len(made.store) == 0
+
+
+def test_the_hook_must_be_callable_and_is_not_pickled():
+    with pytest.raises(TypeError, match="on_refit"):
+        buffer(on_refit=3)
+    made = buffer(on_refit=lambda report: None)
+    assert pickle.loads(pickle.dumps(made)).on_refit is None
+
+
+# --- schedules
+
+
+@dataclass
+class Once:
+    """Refits once, after the first hundred steps."""
+
+    rows: int = 50
+    done: bool = False
+
+    def is_due(self, steps: int, last_refit: int | None) -> bool:
+        return last_refit is None and steps >= 100
+
+
+class Counting(Once):
+    """Counts how often it is asked, and saves that."""
+
+    asked = 0
+
+    def is_due(self, steps: int, last_refit: int | None) -> bool:
+        self.asked += 1
+        return super().is_due(steps, last_refit)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def restored(self, state: dict[str, Any]) -> Counting:
+        other = Counting()
+        other.asked = state["asked"]
+        return other
+
+
+def test_any_object_with_rows_and_is_due_is_a_schedule(tmp_path: Path):
+    made = buffer(schedule=Once())
+    for seed in range(3):
+        made.sample(8)
+        made.add(rows(seed=seed))
+    assert (made.refits, len(made.store)) == (1, 50)
+    made.save(tmp_path / "file")
+    again = buffer(schedule=Once())
+    again.load(tmp_path / "file")
+    assert again.refits == 1
+    with pytest.raises(CheckpointError, match="schedule"):
+        buffer().load(tmp_path / "file")
+
+
+def test_a_schedule_is_saved_by_its_own_state(tmp_path: Path):
+    made = buffer(schedule=Counting())
+    made.sample(8)
+    made.sample(8)
+    made.save(tmp_path / "file")
+    again = buffer(schedule=Counting())
+    again.load(tmp_path / "file")
+    assert again.schedule.asked == 2
+
+
+# --- copies in workers
+
+
+def test_reseeded_buffers_draw_different_rows():
+    one = buffer(real_ratio=0.0)
+    one.refit()
+    two = copy.deepcopy(one)
+    assert torch.equal(one.sample(16).rows, two.sample(16).rows)
+    two.reseed(5)
+    assert not torch.equal(one.sample(16).rows, two.sample(16).rows)
+    three = copy.deepcopy(one)
+    three.reseed(5)
+    assert torch.equal(three.sample(16).rows, three.sample(16).rows) is False
+
+
+# --- versions of the real rows
+
+
+class Versioned(RingBuffer):
+    """Real rows whose meaning changes with their version."""
+
+    version: int | str = 0
+
+
+def test_another_version_of_the_real_rows_drops_synthetic_rows_and_model():
+    real = Versioned(SPEC, 1_000, device="cpu")
+    made = SyntheticReplayBuffer(real, make(), schedule=RetrainSchedule(every=10_000, rows=300, start=100))
+    made.add(rows())
+    made.sample(8)
+    assert made.refits == 1
+    job = made.begin()
+    real.version = 1
+    with pytest.raises(ValueError, match="version"):
+        made.commit(job)
+    made.sample(8)
+    assert made.refits == 2  # at once, although the schedule says every 10,000
+    assert made.last_refit is not None
+    assert made.last_refit.fit.from_scratch
+    made.refit()
+    assert not made.last_refit.fit.from_scratch
