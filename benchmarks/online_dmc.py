@@ -121,7 +121,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         algo=args.algo,
         schedule=_without_none(schedule),
         generator=dict(setting(text) for text in args.set),
-        agent=dict(setting(text) for text in args.agent),
+        agent=dict(setting(text, "--agent") for text in args.agent),
         **{**defaults, **_without_none(given)},
     )
 

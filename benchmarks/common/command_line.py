@@ -53,11 +53,11 @@ def exit_with_error(status: int, message: object) -> int:
     return status
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE; the value is a Python literal, or a string if it is not one."""
+def setting(text: str, option: str = "--set") -> tuple[str, Any]:
+    """Parse NAME=VALUE of an option; the value is a Python literal, or a string if it is not one."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--set: expected NAME=VALUE, got {text!r}")
+        raise ValueError(f"{option}: expected NAME=VALUE, got {text!r}")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -58,6 +58,11 @@ class TestRefusals:
             (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
             (["--algo", "synther", "--set", "widht=64"], "widht"),
             (["--algo", "synther", "--set", "=64"], "--set: unknown generator option ''"),
+            (["--algo", "sac", "--critic", "layer-norm"], "layernorm"),
+            (["--algo", "sac", "--agent", "critics"], "--agent: expected NAME=VALUE, got 'critics'"),
+            (["--algo", "sac", "--agent", "critic=3"], "critics"),
+            (["--algo", "sac", "--agent", "critics=0"], "critics: "),
+            (["--algo", "sac", "--first-refit", "100"], "algo: sac has no generator"),
             (["--algo", "synther", "--rows", "0"], "rows: "),
             (["--algo", "synther", "--refresh-every", "0"], "every: "),
             (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
@@ -124,6 +129,12 @@ class TestSettingsOf:
         found = self.parse(monkeypatch, "--algo", algo).settings
         assert (found.preset, found.utd) == expected
         assert found == Settings("x", algo, expected[0], seeds=1, steps=6_000, utd=expected[1])
+
+    def test_the_critic_and_its_options_are_parsed(self, monkeypatch):
+        arguments = ["--critic", "ensemble", "--agent", "critics=4", "--agent", "normalise_observations=True"]
+        found = self.parse(monkeypatch, "--algo", "synther", *arguments, "--first-refit", "7000").settings
+        assert (found.critic, found.agent) == ("ensemble", {"critics": 4, "normalise_observations": True})
+        assert found.retrain_schedule().start == 7_000
 
     def test_defaults_on_a_gpu(self, monkeypatch):
         args = self.parse(monkeypatch, "--algo", "synther")

@@ -17,6 +17,7 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.resumable import is_done
 from synther_replay.benchmarks.online import actors as online_actors
 from synther_replay.benchmarks.online import results as online_results
+from synther_replay.benchmarks.online import run as online_run
 from synther_replay.benchmarks.online.run import OnlineRun, run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.benchmarks.online.tables import time_table
@@ -133,6 +134,18 @@ class TestRun:
         torch.testing.assert_close(torch.tensor(value_estimates[-1]["reward"]), latest.mean(1), rtol=0, atol=1e-4)
         assert all(0 < temperature < 1 for each in value_estimates for temperature in each["temperature"])
 
+    @pytest.mark.parametrize("critic", ["layernorm", "residual"])
+    def test_results_have_the_critic_and_who_left_the_range_of_values(self, tmp_path, monkeypatch, critic):
+        monkeypatch.setattr(online_run, "out_of_range", lambda estimates: [0])
+        run = run_through(tmp_path / "c", settings("sac", critic=critic))
+        result = run.result()
+        assert result["critic"] == result["settings"]["critic"] == critic
+        for estimates in result["value_estimates"]:
+            assert all(a <= b for a, b in zip(estimates["lowest"], estimates["highest"], strict=True))
+            assert all(a < 0 < b for a, b in zip(estimates["least"], estimates["most"], strict=True))
+        assert [each["seeds"] for each in result["diverged"]] == [[result["seeds"][0]]] * len(result["value_estimates"])
+        assert sum("left the range" in line for line in run.lines) == len(result["value_estimates"])
+
     def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
         files = {step: load_policies(tmp_path / "kept" / f"{step}.safetensors") for step in EVALUATIONS}
@@ -201,15 +214,17 @@ class TestRun:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("algo", ["synther", "redq"])
-    def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(self, algo, tmp_path, undisturbed, same):
-        stops = 0
-        while not (run := run_through(tmp_path / "c", settings(algo), time_limit=0)).finished:
+    @pytest.mark.parametrize(("algo", "critic"), [("synther", "plain"), ("redq", "plain"), ("synther", "residual")])
+    def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(
+        self, algo, critic, tmp_path, undisturbed, same
+    ):
+        of, stops = settings(algo, critic=critic), 0
+        while not (run := run_through(tmp_path / "c", of, time_limit=0)).finished:
             stops += 1
             assert run.progress.step == stops * 50
             assert run.lines[-1] == f"checkpoint saved at step {stops * 50}"
         assert stops == 5
-        assert same(outcome(run), undisturbed(settings(algo), tmp_path))
+        assert same(outcome(run), undisturbed(of, tmp_path))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it
