@@ -15,6 +15,7 @@ from tensordict.utils import unravel_key
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
 
+from synther_replay.adapters.torchrl.n_step import STEPS, STEPS_SPACE, StepEntries
 from synther_replay.data.transitions import TransitionSpec
 
 Key = str | tuple[str, ...]
@@ -91,11 +92,6 @@ class Layout:
     ) -> None:
         """Read shapes and dtypes from the example."""
         keys.check(example)
-        if example.get("steps_to_next_obs", None) is not None:
-            raise ValueError(
-                "data: n-step returns (steps_to_next_obs) are not supported, because the loss would discount one-step "
-                "synthetic rows like n-step rows; store single steps"
-            )
         if example.ndim != 1:
             raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
         self.keys = keys
@@ -107,12 +103,14 @@ class Layout:
         }
         named = {key if isinstance(key, str) else ".".join(key): spaces_of[key] for key in keys.observations}
         observation_space = spaces.Dict(named) if len(named) > 1 else next(iter(named.values()))
-        self.spec = TransitionSpec.from_spaces(observation_space, spaces_of[keys.action])
+        self._steps = None if example.get(STEPS, None) is None else StepEntries(example)
+        extra = {} if self._steps is None else {STEPS: STEPS_SPACE}
+        self.spec = TransitionSpec.from_spaces(observation_space, spaces_of[keys.action], extra=extra)
         one_hot = {key for key, spec in specs.items() if type(spec) is OneHot}
         one_hot |= {next_of(key) for key in one_hot}
         self.entries: list[_Entry] = []
         start = 0
-        for key in keys.columns():
+        for key in (*keys.columns(), *extra):
             value = example.get(key)
             shape = tuple(value.shape[1:])
             classes = shape[-1] if key in one_hot else 0
@@ -129,14 +127,15 @@ class Layout:
         ]
 
         # Plain data, which nearly all are, can be mixed as one matrix of numbers and one of flags.
-        *numbers, terminated = self.entries
+        *numbers, terminated = self.entries[: len(keys.columns())]
         self.number_keys = [entry.key for entry in numbers]
         self.number_widths = [entry.columns.stop - entry.columns.start for entry in numbers]
         terminations = [key for key, _ in self._flags if key in (next_of("done"), next_of("terminated"))]
         self.terminated_flags = 1 + len(terminations)
         self.flag_keys = [terminated.key, *terminations, *(key for key, _ in self._flags if key not in terminations)]
         self.is_packed = (
-            all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)
+            self._steps is None
+            and all(entry.dtype == torch.float32 and len(entry.shape) == 1 and not entry.classes for entry in numbers)
             and (terminated.dtype, terminated.shape) == (torch.bool, (1,))
             and all(shape == (1,) and example.get(key).dtype == torch.bool for key, shape in self._flags)
         )
@@ -166,6 +165,8 @@ class Layout:
             if key in (next_of("done"), next_of("terminated")):
                 flag.copy_(rows[:, self.spec.terminated.start])
             found[key] = flag.view(-1, *shape)
+        if self._steps is not None:
+            found |= self._steps.of(rows[:, self.spec.field(STEPS).columns.start].long())
         return found
 
 

@@ -1846,20 +1846,6 @@ def test_interrupt_comes_through_and_sampling_goes_on(wrap):
 # --- what a review found ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before wrapping", "at the first sample"])
-def test_n_step_returns_are_refused(wrap, when):
-    data = numbered(20).set("steps_to_next_obs", torch.full((20, 1), 3))
-    with pytest.raises(ValueError, match="n-step returns"):
-        if when == "before wrapping":
-            real = tensor_buffer()
-            real.extend(data)
-            wrap(real)
-        else:
-            buffer = wrap()
-            buffer.extend(data)
-            buffer.sample()
-
-
 def test_rows_to_learn_from_are_read_while_nobody_writes(wrap):
     buffer = fill(wrap())
     buffer.sample()
