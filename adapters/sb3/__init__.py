@@ -5,11 +5,13 @@ from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer,
 from synther_replay.adapters.sb3.callback import SynthERCallback
 from synther_replay.adapters.sb3.fast_sac import FastSAC
 from synther_replay.adapters.sb3.her import SynthERHerBuffer
+from synther_replay.adapters.sb3.policies import LayerNormMlpPolicy
 
 adopt_loaded_buffers(SynthERBuffer)
 
 __all__ = [
     "FastSAC",
+    "LayerNormMlpPolicy",
     "SynthERBuffer",
     "SynthERCallback",
     "SynthERDictBuffer",

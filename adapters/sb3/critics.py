@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,9 +19,9 @@ _ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Sig
 class Critics:
     """Q values of a critic and gradients of its parameters.
 
-    Q networks of linear layers and activations are stacked along a leading axis and evaluated by batched matrix
-    products. Their parameters become views of the stacked tensors, which is transparent to SB3, its optimisers and its
-    files. Any other critic is called unchanged.
+    Q networks of linear layers, layer norms and activations are stacked along a leading axis and evaluated by batched
+    matrix products. Their parameters become views of the stacked tensors, which is transparent to SB3, its optimisers
+    and its files. Any other critic is called unchanged.
 
     Args:
         critic: SB3's `ContinuousCritic`, or any module that returns a tuple of ``(batch, 1)`` tensors.
@@ -28,7 +30,7 @@ class Critics:
     def __init__(self, critic: Any) -> None:
         """Stack the networks if possible."""
         self.critic = critic
-        self._layers: list[Any] = []  # activations, and (weight, bias) of stacked linear layers
+        self._layers: list[Callable[[Tensor], Tensor]] = []  # of values (networks, features, batch)
         self._parts: dict[Tensor, list[nn.Parameter]] = {}  # stacked tensor -> the parameters that are its slices
         self._modules = list(critic.modules())
         if _can_be_stacked(critic):
@@ -57,11 +59,7 @@ class Critics:
         # batch axis last: weight gradients then have the memory layout of the weights, as fused Adam requires
         values = torch.cat([features, actions], dim=1).t().expand(len(self.critic.q_networks), -1, -1)
         for layer in self._layers:
-            if isinstance(layer, nn.Module):
-                values = layer(values)
-            else:
-                weight, bias = layer  # (networks, outputs, inputs) and (networks, outputs)
-                values = torch.baddbmm(bias[:, :, None], weight, values)
+            values = layer(values)
         return values.squeeze(1).t()
 
     def gradients(
@@ -78,10 +76,11 @@ class Critics:
         return [by_id[id(parameter)] for parameter in parameters]
 
     @torch.no_grad()
-    def _stacked(self, layers: tuple[nn.Module, ...]) -> Any:
+    def _stacked(self, layers: tuple[nn.Module, ...]) -> Callable[[Tensor], Tensor]:
         """Stack one layer of all networks; the parameters become views of the stacked tensors."""
-        if not isinstance(layers[0], nn.Linear):
-            return layers[0]
+        first = layers[0]
+        if not isinstance(first, nn.Linear | nn.LayerNorm):
+            return first
         wholes = []
         for name in ("weight", "bias"):
             parts = [getattr(layer, name) for layer in layers]
@@ -90,7 +89,20 @@ class Critics:
                 part.data = slot
             self._parts[whole.requires_grad_()] = parts
             wholes.append(whole)
-        return wholes[0], wholes[1]
+        if isinstance(first, nn.Linear):
+            return functools.partial(_linear, *wholes)
+        return functools.partial(_layer_norm, *wholes, first.eps)
+
+
+def _linear(weight: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    """Linear layers with weights ``(networks, outputs, inputs)`` and biases ``(networks, outputs)``."""
+    return torch.baddbmm(bias[:, :, None], weight, values)
+
+
+def _layer_norm(weight: Tensor, bias: Tensor, eps: float, values: Tensor) -> Tensor:
+    """Layer norms with weights and biases ``(networks, features)``."""
+    variance, mean = torch.var_mean(values, 1, correction=0, keepdim=True)
+    return torch.addcmul(bias[:, :, None], (values - mean) * (variance + eps).rsqrt(), weight[:, :, None])
 
 
 def _can_be_stacked(critic: Any) -> bool:
@@ -102,7 +114,9 @@ def _can_be_stacked(critic: Any) -> bool:
     return (
         len(kinds) == 1
         and all(
-            type(layer) in _ACTIVATIONS or (type(layer) is nn.Linear and layer.bias is not None)
+            type(layer) in _ACTIVATIONS
+            or (type(layer) is nn.Linear and layer.bias is not None)
+            or (type(layer) is nn.LayerNorm and layer.bias is not None and len(layer.normalized_shape) == 1)
             for network in networks
             for layer in network
         )

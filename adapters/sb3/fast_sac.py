@@ -9,18 +9,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3 import SAC
+from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor
 from torch.optim import Optimizer
 
 from synther_replay.adapters.sb3.batches import join_batches, rows_of
 from synther_replay.adapters.sb3.critics import Critics
 from synther_replay.adapters.sb3.graphs import UpdateGraphs, plain_state
+from synther_replay.adapters.sb3.policies import LayerNormMlpPolicy
 from synther_replay.common.checks import whole_number
 
 _MOST_STEPS = 64  # updates per CUDA graph; more only increase the capture time
@@ -37,6 +39,8 @@ class FastSAC(SAC):
 
     >>> model = FastSAC("MlpPolicy", "Pendulum-v1", gradient_steps=20, policy_delay=20)
 
+    ``"LayerNormMlpPolicy"`` has layer norm in the critics, which keeps them from diverging at many updates per step.
+
     Args:
         *args: As in `SAC`.
         policy_delay: Critic updates per update of actor and entropy coefficient. The last critic update of a call of
@@ -46,6 +50,11 @@ class FastSAC(SAC):
     On a GPU, hooks of the networks run only while a CUDA graph is captured, and non-finite parameters give NaN where
     `SAC` raises an error.
     """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        **SAC.policy_aliases,
+        "LayerNormMlpPolicy": LayerNormMlpPolicy,
+    }
 
     def __init__(self, *args: Any, policy_delay: int = 1, **kwargs: Any) -> None:
         """Create the model."""

@@ -23,7 +23,7 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from synther_replay import GeneratorConfig, RetrainSchedule
-from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, fast_sac, graphs
+from synther_replay.adapters.sb3 import FastSAC, LayerNormMlpPolicy, SynthERBuffer, fast_sac, graphs
 from synther_replay.adapters.sb3.critics import Critics
 
 SMALL = {
@@ -159,6 +159,7 @@ VARIANTS = {
     "AdamW": {"policy_kwargs": {"optimizer_class": torch.optim.AdamW}},
     "Dict": {"env": lambda: Toy(SPACES["Dict"]), "policy": "MultiInputPolicy"},
     "Discrete": {"env": lambda: Toy(SPACES["Discrete"])},
+    "layer norm": {"policy": LayerNormMlpPolicy, "policy_kwargs": {"net_arch": [32, 16]}},
     "VecNormalize": {"env": lambda: VecNormalize(DummyVecEnv([Toy, Toy]))},
     "n steps": {"n_steps": 3},
     "n steps here": {"replay_buffer_class": SynthERBuffer, "replay_buffer_kwargs": {"n_steps": 2, "real_ratio": 1.0}},
@@ -328,8 +329,12 @@ def batch_for(trained, rows=5):
 
 
 @pytest.mark.parametrize("options", [{}, {"n_critics": 5}, {"net_arch": []}, {"activation_fn": nn.SiLU}], ids=str)
-def test_stacked_critics_are_those_of_sb3(options):
-    critic = model(policy_kwargs=options).critic
+@pytest.mark.parametrize("policy", ["MlpPolicy", "LayerNormMlpPolicy"])
+def test_stacked_critics_are_those_of_sb3(policy, options):
+    critic = model(policy=policy, policy_kwargs=options).critic
+    for norm in (module for module in critic.modules() if isinstance(module, nn.LayerNorm)):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
     before, names = [p.detach().clone() for p in critic.parameters()], [name for name, _ in critic.named_parameters()]
     critics = Critics(critic)
     assert critics._layers
@@ -344,6 +349,17 @@ def test_stacked_critics_are_those_of_sb3(options):
     for parameter, gradient, own in zip(parameters, gradients, found, strict=True):
         torch.testing.assert_close(gradient, own)
         assert own.stride() == parameter.stride()
+
+
+def test_layer_norm_comes_before_each_activation_of_the_critics_only():
+    trained = model(policy="LayerNormMlpPolicy", policy_kwargs={"net_arch": [32, 16]})
+    expected = [nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear]
+    for critic in (trained.critic, trained.critic_target):
+        assert all([type(layer) for layer in network] == expected for network in critic.q_networks)
+        assert [critic.qf0, critic.qf1] == list(critic.q_networks)
+    assert not any(isinstance(module, nn.LayerNorm) for module in trained.actor.modules())
+    optimised = {id(p) for group in trained.critic.optimizer.param_groups for p in group["params"]}
+    assert optimised == {id(p) for p in trained.critic.parameters()}
 
 
 def test_stacked_critics_follow_their_parameters():
@@ -517,12 +533,13 @@ def test_frozen_parameters_stay(recorder):
 # --- files and copies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", LayerNormMlpPolicy])
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize(("saves", "loads"), [(FastSAC, FastSAC), (FastSAC, SAC), (SAC, FastSAC)])
-def test_sac_and_fast_sac_load_each_others_files(tmp_path, request, captured, saves, loads):
+def test_sac_and_fast_sac_load_each_others_files(tmp_path, request, captured, saves, loads, policy):
     if captured:
         request.getfixturevalue("recorder")
-    trained = model(saves, ent_coef="auto_0.5").learn(60)
+    trained = model(saves, policy=policy, ent_coef="auto_0.5").learn(60)
     trained.save(tmp_path / "model")
     trained.save_replay_buffer(tmp_path / "buffer")
     loaded = loads.load(tmp_path / "model", env=Toy(), device="cpu")
