@@ -89,9 +89,10 @@ class Critics:
                 part.data = slot
             self._parts[whole.requires_grad_()] = parts
             wholes.append(whole)
+        weight, bias = wholes
         if isinstance(first, nn.Linear):
-            return functools.partial(_linear, *wholes)
-        return functools.partial(_layer_norm, *wholes, first.eps)
+            return functools.partial(_linear, weight, bias)
+        return functools.partial(_layer_norm, weight, bias, first.eps)
 
 
 def _linear(weight: Tensor, bias: Tensor, values: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 NETWORKS = "synther_replay.benchmarks.agents.networks"
-kernels, triton_networks, triton_matmul, backends = map(
+kernels, learning, triton_networks, triton_matmul, backends = map(
     importlib.import_module,
     (
         f"{NETWORKS}.triton_kernels",
+        f"{NETWORKS}.triton_learning",
         f"{NETWORKS}.triton_networks",
         f"{NETWORKS}.triton_matmul",
         "triton.backends.compiler",
@@ -61,10 +62,10 @@ class Launch:
 @pytest.fixture
 def launches(monkeypatch):
     """All kernels by name, none of which runs."""
-    names = ("values", "errors", "learn", "outputs", "back", "product")
-    found = {name: Launch(getattr(kernels, name)) for name in names}
+    modules = dict.fromkeys(("values", "errors", "outputs", "back", "product"), kernels) | {"learn": learning}
+    found = {name: Launch(getattr(module, name)) for name, module in modules.items()}
     for name, launch in found.items():
-        monkeypatch.setattr(kernels, name, launch)
+        monkeypatch.setattr(modules[name], name, launch)
     return found
 
 

@@ -5,8 +5,7 @@ A critic update computes the same as `critics.TorchCritics`, with three kernels 
 1. `values`: both hidden layers and the value of every critic and target, by tiles of the batch. The first hidden layer
    is computed in strips that the second one consumes at once.
 2. `errors`: TD errors, and their gradient through the second layer.
-3. `learn`: the gradient of each weight tile, with Adam and the target update applied to the tile at once, so that
-   gradients are never written to memory.
+3. `triton_learning.learn`: the gradient of each weight tile, with Adam and the target update applied to the tile.
 
 Other networks get the gradient of their outputs from outside: `outputs` replaces the first kernel and `back` the
 second. Networks with other numbers of hidden layers, or wider ones, use `product`, one layer at a time.
@@ -33,7 +32,7 @@ def _relu(x):
 
 
 @triton.jit
-def _fp16(x):
+def to_fp16(x):
     """Convert to fp16; values beyond its range are clamped, NaN stays NaN."""
     low = tl.maximum(x, -_LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(low, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
@@ -77,7 +76,7 @@ def product(
     if ADD:
         total += tl.load(place, mask=inside, other=0.0)
     if out.dtype.element_ty == tl.float16:
-        total = _fp16(total)
+        total = to_fp16(total)
     tl.store(place, total, mask=inside)
 
 
@@ -116,7 +115,7 @@ def _value(
     b = tile * BM + tl.arange(0, BM)
     c, j, k = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK)
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = _fp16(x)
+    x = to_fp16(x)
     kept = (network % S) * B * H + b[:, None] * H
     if NORM:
         mean, factor = _first_statistics(x, fp16 + row, C, CP, H, EPS, BM, BK)
@@ -127,8 +126,8 @@ def _value(
         before = tl.dot(x, w1)
         if NORM:
             before = (before - mean[:, None]) * factor[:, None]
-            tl.store(n1 + kept + start + k[None, :], _fp16(before), mask=learning)
-        strip = _fp16(_relu(before))
+            tl.store(n1 + kept + start + k[None, :], to_fp16(before), mask=learning)
+        strip = to_fp16(_relu(before))
         tl.store(h1 + kept + start + k[None, :], strip, mask=learning)
         w2 = tl.load(fp16 + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
@@ -136,9 +135,9 @@ def _value(
     if NORM:
         before, factor = _norm(before, H, EPS)
         tl.store(factors + (S + network) * B + b, factor, mask=learning)
-        tl.store(n2 + kept + j[None, :], _fp16(before), mask=learning)
+        tl.store(n2 + kept + j[None, :], to_fp16(before), mask=learning)
     hidden = _relu(before)
-    tl.store(h2 + kept + j[None, :], _fp16(hidden), mask=learning)
+    tl.store(h2 + kept + j[None, :], to_fp16(hidden), mask=learning)
     value = tl.sum(hidden * tl.load(parameters + row + W3 + j)[None, :], 1) + tl.load(parameters + row + B3)
     tl.store(q + network * B + b, value)
 
@@ -181,17 +180,17 @@ def outputs(
     b = tile * BM + tl.arange(0, BM)
     c, j, k, o = tl.arange(0, CP), tl.arange(0, H), tl.arange(0, BK), tl.arange(0, AP)
     x = tl.load(rows + network.to(tl.int64) * AGENT + b[:, None] * D + c[None, :], mask=c[None, :] < C, other=0.0)
-    x = _fp16(tl.where(c[None, :] == C, 1.0, x))
+    x = to_fp16(tl.where(c[None, :] == C, 1.0, x))
     kept, keeps = network * KEEP * H + b[:, None] * H, b[:, None] < KEEP
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         w1 = tl.load(fp16 + row + c[:, None] * H + start + k[None, :], mask=c[:, None] <= C, other=0.0)
-        strip = _fp16(_relu(tl.dot(x, w1)))
+        strip = to_fp16(_relu(tl.dot(x, w1)))
         if KEEP > 0:
             tl.store(h1 + kept + start + k[None, :], strip, mask=keeps)
         w2 = tl.load(fp16 + row + W2 + (start + k)[:, None] * H + j[None, :])
         acc = tl.dot(strip, w2, acc)
-    hidden = _fp16(_relu(acc + tl.load(parameters + row + B2 + j)[None, :]))
+    hidden = to_fp16(_relu(acc + tl.load(parameters + row + B2 + j)[None, :]))
     if KEEP > 0:
         tl.store(h2 + kept + j[None, :], hidden, mask=keeps)
     w3 = tl.load(fp16 + row + W3 + j[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
@@ -240,7 +239,7 @@ def _through_hidden(
         hidden, d = _top_gradient(parameters, u2, row, kept, d_out, start, W3, A, AP, BK)
         if NORM:
             d = factor * (d - total - hidden.to(tl.float32) * along)
-        strip = _fp16(d)
+        strip = to_fp16(d)
         tl.store(d_h2 + kept + start + k[None, :], strip)
         w2 = tl.load(fp16 + row + W2 + i[:, None] * H + start + k[None, :])
         acc = tl.dot(strip, tl.trans(w2), acc)
@@ -250,7 +249,7 @@ def _through_hidden(
         normal = first.to(tl.float32)
         along = (tl.sum(d * normal, 1) / H)[:, None]
         d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H)[:, None] - normal * along)
-    d_first = _fp16(d)
+    d_first = to_fp16(d)
     tl.store(d_h1 + kept + i[None, :], d_first)
     return d_first
 
@@ -304,175 +303,3 @@ def back(
         w1 = tl.load(fp16 + row + c[:, None] * H + i[None, :], mask=c[:, None] < C, other=0.0)
         d_x = tl.dot(d_first, tl.trans(w1)) / SCALE
         tl.store(d_inputs + (network * B + b)[:, None] * C + c[None, :], d_x, mask=c[None, :] < C)
-
-
-@triton.jit
-def _state(parameters, mean, square, place, target, mask, TARGETS: tl.constexpr):
-    """Load parameters, moments and targets for Adam; called early, to overlap with the gradient computation."""
-    p = tl.load(parameters + place, mask=mask)
-    t = p
-    if TARGETS:
-        t = tl.load(parameters + target, mask=mask)
-    return p, tl.load(mean + place, mask=mask), tl.load(square + place, mask=mask), t
-
-
-@triton.jit
-def _adam(
-    parameters, fp16, mean, square, place, target, mask, state, gradient, rates, speed, decay, beta1, beta2, eps,
-    TARGETS: tl.constexpr,
-):  # fmt: skip
-    p, m, v, t = state
-    p -= decay * p
-    m += (1 - beta1) * (gradient - m)
-    v = beta2 * v + (1 - beta2) * gradient * gradient
-    p -= m * tl.load(rates) / (tl.sqrt(v) * tl.load(rates + 1) + eps)
-    if TARGETS:
-        t += speed * (p - t)
-    tl.store(mean + place, m, mask=mask)
-    tl.store(square + place, v, mask=mask)
-    tl.store(parameters + place, p, mask=mask)
-    tl.store(fp16 + place, p.to(tl.float16), mask=mask)
-    if TARGETS:
-        tl.store(parameters + target, t, mask=mask)
-        tl.store(fp16 + target, t.to(tl.float16), mask=mask)
-
-
-@triton.jit
-def _step(
-    parameters, fp16, mean, square, row, target, place, mask, gradient, rates, speed, decay, beta1, beta2, eps,
-    TARGETS: tl.constexpr,
-):  # fmt: skip
-    """Load and update in one call, for small tensors."""
-    at, target_place = row + place, target + place
-    state = _state(parameters, mean, square, at, target_place, mask, TARGETS)
-    _adam(
-        parameters, fp16, mean, square, at, target_place, mask, state, gradient, rates, speed, decay, beta1, beta2, eps,
-        TARGETS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _learn_w2(
-    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, decay, beta1, beta2, eps,
-    B: tl.constexpr, H: tl.constexpr, RT: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr, TARGETS: tl.constexpr,
-):  # fmt: skip
-    b, i, j = tl.arange(0, T), (part // (H // T)) * RT + tl.arange(0, RT), (part % (H // T)) * T + tl.arange(0, T)
-    place = i[:, None] * H + j[None, :]
-    every = place >= 0
-    at, target_place = row + place, target + place
-    state = _state(parameters, mean, square, at, target_place, every, TARGETS)
-    total = tl.zeros((RT, T), tl.float32)
-    for start in range(0, B, T):
-        h = tl.load(left + (start + b)[:, None] * H + i[None, :])
-        d = tl.load(right + (start + b)[:, None] * H + j[None, :])
-        total = tl.dot(tl.trans(h), d, total)
-    _adam(
-        parameters, fp16, mean, square, at, target_place, every, state, total * FACTOR, rates,
-        speed, decay, beta1, beta2, eps, TARGETS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _learn_w1(
-    parameters, fp16, mean, square, rates, row, target, left, right, part, speed, decay, beta1, beta2, eps,
-    B: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, H: tl.constexpr, T: tl.constexpr, FACTOR: tl.constexpr,
-    TARGETS: tl.constexpr,
-):  # fmt: skip
-    b, c, j = tl.arange(0, T), (part // (H // T)) * CT + tl.arange(0, CT), (part % (H // T)) * T + tl.arange(0, T)
-    place = c[:, None] * H + j[None, :]
-    used = (c[:, None] < C) & (j[None, :] < H)
-    at, target_place = row + place, target + place
-    state = _state(parameters, mean, square, at, target_place, used, TARGETS)
-    total = tl.zeros((CT, T), tl.float32)
-    for start in range(0, B, T):
-        x = tl.load(left + (start + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
-        x = _fp16(x)
-        d = tl.load(right + (start + b)[:, None] * H + j[None, :])
-        total = tl.dot(tl.trans(x), d, total)
-    _adam(
-        parameters, fp16, mean, square, at, target_place, used, state, total * FACTOR, rates,
-        speed, decay, beta1, beta2, eps, TARGETS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _learn_rest(
-    parameters, fp16, mean, square, rates, row, target, h2, d_h2, d_out, part, speed, decay, beta1, beta2, eps,
-    W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, B: tl.constexpr, H: tl.constexpr, T: tl.constexpr,
-    A: tl.constexpr, AP: tl.constexpr, FACTOR: tl.constexpr, FACTOR3: tl.constexpr, TARGETS: tl.constexpr,
-):  # fmt: skip
-    b, j, o = tl.arange(0, T), part * T + tl.arange(0, T), tl.arange(0, AP)
-    d_b2 = tl.zeros((T,), tl.float32)
-    if A == 1:
-        d_w3, d_b3 = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)
-    else:
-        d_w3, d_b3 = tl.zeros((T, AP), tl.float32), tl.zeros((T, AP), tl.float32)
-    # One stage: with more, Triton (3.6 and 3.9) prefetches a later `d` into the shared memory that asynchronous
-    # products may still read. `tests/benchmarks/test_triton_compiled.py` checks the compiled code.
-    for start in tl.range(0, B, T, num_stages=1):
-        hidden = tl.load(h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32)
-        d_b2 += tl.sum(tl.load(d_h2 + (start + b)[:, None] * H + j[None, :]).to(tl.float32), 0)
-        if A == 1:
-            d = tl.load(d_out + start + b)
-            d_w3 += tl.sum(d[:, None] * hidden, 0)
-        else:
-            d = tl.load(d_out + (start + b)[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
-            d_w3 = tl.dot(tl.trans(hidden), d, d_w3)
-        d_b3 += d
-    if A == 1:
-        place, used = j, j >= 0
-        first, once = b, (b == 0) & (part == 0)  # a single number, written by one program
-        d_b3 = tl.sum(d_b3, 0) + tl.zeros((T,), tl.float32)
-    else:
-        place, used = j[:, None] * A + o[None, :], (j[:, None] >= 0) & (o[None, :] < A)
-        first, once = o, (o < A) & (part == 0)
-        d_b3 = tl.sum(d_b3, 0)
-    _step(
-        parameters, fp16, mean, square, row + W3, target + W3, place, used, d_w3 * FACTOR3, rates,
-        speed, decay, beta1, beta2, eps, TARGETS,
-    )  # fmt: skip
-    _step(
-        parameters, fp16, mean, square, row + B2, target + B2, j, j >= 0, d_b2 * FACTOR, rates,
-        speed, decay, beta1, beta2, eps, TARGETS,
-    )  # fmt: skip
-    _step(
-        parameters, fp16, mean, square, row + B3, target + B3, first, once, d_b3 * FACTOR3, rates,
-        speed, decay, beta1, beta2, eps, TARGETS,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rates"])
-def learn(
-    inputs, parameters, fp16, mean, square, h1, h2, d_out, d_h1, d_h2, rates, speed, decay, beta1, beta2, eps,
-    W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
-    S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, AGENT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr,
-    H: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, RT: tl.constexpr, T: tl.constexpr,
-    FACTOR: tl.constexpr, FACTOR3: tl.constexpr, TARGETS: tl.constexpr,
-):  # fmt: skip
-    """One step of Adam for S networks, N per agent, and with `TARGETS` of their targets, stored after all networks.
-
-    The stride between inputs of agents is `AGENT`. Gradients are multiplied by `FACTOR` for the hidden layers and by
-    `FACTOR3` for the output layer.
-    """
-    part, network = tl.program_id(0), tl.program_id(1)
-    across: tl.constexpr = H // T
-    tiles_of_w2: tl.constexpr = across * (H // RT)
-    tiles: tl.constexpr = tiles_of_w2 + across * ((C + CT - 1) // CT)
-    row = network.to(tl.int64) * P
-    target = row + S * P
-    kept = network * B * H
-    if part < tiles_of_w2:
-        _learn_w2(
-            parameters, fp16, mean, square, rates, row + W2, target + W2, h1 + kept, d_h2 + kept, part,
-            speed, decay, beta1, beta2, eps, B, H, RT, T, FACTOR, TARGETS,
-        )  # fmt: skip
-    elif part < tiles:
-        _learn_w1(
-            parameters, fp16, mean, square, rates, row, target, inputs + (network // N) * AGENT, d_h1 + kept,
-            part - tiles_of_w2, speed, decay, beta1, beta2, eps, B, C, CT, H, T, FACTOR, TARGETS,
-        )  # fmt: skip
-    else:
-        _learn_rest(
-            parameters, fp16, mean, square, rates, row, target, h2 + kept, d_h2 + kept, d_out + network * B * A,
-            part - tiles, speed, decay, beta1, beta2, eps, W3, B2, B3, B, H, T, A, AP, FACTOR, FACTOR3, TARGETS,
-        )  # fmt: skip

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from synther_replay.benchmarks.agents.networks import triton_kernels as kernels
+from synther_replay.benchmarks.agents.networks import triton_learning
 from synther_replay.benchmarks.agents.networks.adam import BETAS, EPS, Adam
 from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 from synther_replay.benchmarks.agents.networks.normalisation import EPS as NORM_EPS
@@ -253,7 +254,7 @@ class _Layers:
         shape, columns = self.shape, self.shape.padded_inputs
         stack, batch, _ = self.h1.shape
         tiles = shape.hidden // tuning["RT"] + triton.cdiv(columns, tuning["CT"]) + 1  # of w2, w1 and the rest
-        kernels.learn[(shape.hidden // tuning["T"] * tiles, stack)](
+        triton_learning.learn[(shape.hidden // tuning["T"] * tiles, stack)](
             inputs, self.parameters, self.fp16, adam.mean, adam.square, self.h1, self.h2, d_out, self.d_h1,
             self.d_h2, rates, speed or 0.0, adam.decay, *BETAS, EPS, **_starts(shape), P=shape.parameters, S=stack,
             N=critics, B=batch, AGENT=inputs.stride(0), C=columns, H=shape.hidden, A=shape.outputs,
