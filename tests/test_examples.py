@@ -53,6 +53,18 @@ def test_the_torchrl_loop_refits_and_learns():
     assert "refits=1" in printed
 
 
+def test_the_cleanrl_script_refits_and_learns():
+    budget = ("--total-timesteps", "420", "--learning-starts", "390", "--first-refit", "395", "--updates", "1")
+    printed = run("examples/cleanrl_sac.py", *budget)
+    assert "global_step=400, episodic_return=-" in printed
+    assert "SynthERBuffer(420 real, 20000 synthetic, real_ratio=0.5, refits=1)" in printed
+
+
+def test_plain_sac_differs_in_the_marked_lines_only():
+    marked = [line for line in (ROOT / "examples" / "cleanrl_sac.py").read_text().splitlines() if "# SynthER" in line]
+    assert len(marked) == 3
+
+
 def test_the_corl_loop_learns_from_real_and_from_upsampled_data():
     printed = run("examples/corl_offline.py", "--rows", "100", "--upsample", "200", "--steps", "20", "--updates", "5")
     assert printed.count("return") >= 2

@@ -31,7 +31,7 @@ BENCHMARKS = [
     ("fidelity", "speed"),
     ("scripts",),
 ]
-ADAPTERS = [("corl", "sb3", "torchrl")]
+ADAPTERS = [("corl", "sb3", "skrl", "torchrl")]
 
 
 def modules() -> dict[str, Path]:
@@ -133,7 +133,7 @@ def test_diffusion_knows_no_reinforcement_learning() -> None:
 
 
 def test_the_library_imports_no_framework() -> None:
-    frameworks = {"stable_baselines3", "torchrl", "tensordict", "h5py"}
+    frameworks = {"stable_baselines3", "torchrl", "tensordict", "h5py", "skrl", "rl_zoo3"}
     for name, path in MODULES.items():
         if not name.startswith(("synther_replay.adapters", "synther_replay.benchmarks")):
             nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]

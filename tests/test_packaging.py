@@ -11,7 +11,7 @@ import pytest
 import synther_replay
 
 ROOT = Path(__file__).resolve().parents[1]
-FRAMEWORKS = ("stable_baselines3", "sb3_contrib", "torchrl", "tensordict")
+FRAMEWORKS = ("stable_baselines3", "sb3_contrib", "torchrl", "tensordict", "skrl", "rl_zoo3")
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:

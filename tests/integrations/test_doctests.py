@@ -12,14 +12,22 @@ import pytest
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 
 
-@pytest.mark.parametrize(("name", "framework"), [("sb3", "stable_baselines3"), ("torchrl", "torchrl"), ("corl", None)])
-def test_docstring_examples_of_an_adapter(name, framework):
+@pytest.mark.parametrize(
+    ("module", "framework", "least"),
+    [
+        ("sb3.buffer", "stable_baselines3", 3),
+        ("torchrl.buffer", "torchrl", 3),
+        ("corl.buffer", None, 3),
+        ("skrl.memory", "skrl", 2),
+    ],
+)
+def test_docstring_examples_of_an_adapter(module, framework, least):
     if framework:
         pytest.importorskip(framework)
-    result = doctest.testmod(importlib.import_module(f"synther_replay.adapters.{name}.buffer"))
-    assert result.attempted >= 3
+    result = doctest.testmod(importlib.import_module(f"synther_replay.adapters.{module}"))
+    assert result.attempted >= least
     assert result.failed == 0
 
 
 def test_no_adapter_is_left_out():
-    assert {path.parent.name for path in ADAPTERS.glob("*/__init__.py")} == {"sb3", "torchrl", "corl"}
+    assert {path.parent.name for path in ADAPTERS.glob("*/__init__.py")} == {"sb3", "torchrl", "corl", "skrl"}
