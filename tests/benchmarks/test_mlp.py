@@ -16,6 +16,8 @@ from synther_replay.benchmarks.agents.networks.mlp import (
     operands,
     padded,
 )
+from synther_replay.benchmarks.agents.networks.residual import ResidualShape
+from synther_replay.benchmarks.agents.networks.torch_networks import passes_of
 
 BATCH, STACK = 64, 3
 
@@ -99,6 +101,33 @@ def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
     floats, halves = both_ways(shape, parameters, act)
     for expected, found in zip(floats, halves, strict=True):
         assert near(found, expected)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        MlpShape(11, 1, 32, layer_norm=True),
+        MlpShape(11, 3, 32, feature_norm=True),
+        MlpShape(11, 1, 32, layer_norm=True, feature_norm=True),
+        ResidualShape(11, 1, 32, blocks=2),
+    ],
+    ids=["layer norm", "features", "both", "residual"],
+)
+def test_normalised_networks_are_nearly_the_same(shape, normal):
+    passes = passes_of(shape)
+    parameters = initialise_like_torch(shape, STACK, torch.Generator().manual_seed(1))
+    x = padded(normal(STACK, 4 * BATCH, 11), columns=shape.padded_inputs)
+    d_y = normal(STACK, 4 * BATCH, shape.outputs)
+
+    def act(w):
+        y, kept = passes.forward(w, x)
+        gradient = torch.zeros_like(parameters)
+        passes.backward(w, kept, d_y, Layers.of(gradient, shape))
+        return y, gradient, passes.backward_to_inputs(w, kept, d_y)
+
+    floats, halves = both_ways(shape, parameters, act)
+    for expected, found in zip(floats, halves, strict=True):
+        assert near(found, expected, share=0.05)  # some units are active on one side only
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 10.0])

@@ -43,7 +43,7 @@ def linear_relu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if kernel := _kernel_for(a):
         return kernel(a, b, bias=bias, relu=True)
     if a.dtype == torch.half:
-        return as_type(matmul_fp32(a, b, None if bias is None else bias.float()).relu_(), a.dtype)
+        return as_type(matmul_fp32(a, b, bias).relu_(), a.dtype)
     z = torch.bmm(a, b)
     return z.relu_() if bias is None else _biased_relu(z, bias)
 
@@ -70,6 +70,7 @@ def matmul_fp32(a: Tensor, b: Tensor, bias: Tensor | None = None, *, factor: flo
         return kernel(a, b, bias=bias, factor=factor, dtype=torch.float32)
     if a.dtype == torch.half:
         a, b = a.float(), b.float()
+        bias = None if bias is None else bias.float()
     if bias is not None:
         return torch.baddbmm(bias, a, b, alpha=factor)
     z = torch.bmm(a, b)
