@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,19 @@ from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.generator import DiffusionGenerator
-from synther_replay.protocols import Generator, RealTransitions
+from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.replay.mixing import check_real_ratio
+from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
 
 GeneratorOption = Generator | GeneratorConfig | Mapping[str, Any] | str | None
-ScheduleOption = RetrainSchedule | Mapping[str, Any] | str | int | None
+ScheduleOption = Schedule | Mapping[str, Any] | str | int | None
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Validated options of the synthetic part of a buffer; every adapter takes these five, under these names.
+    """Validated options of the synthetic part of a buffer; every adapter takes these, under these names.
 
     One `seed` covers whatever this library draws: the weights and rows of a generator made from settings, which
     synthetic rows a batch holds, and their places in it. What the framework draws follows the framework's seed. A
@@ -38,6 +39,7 @@ class SourceOptions:
             steps between two refits, a preset's name, a mapping of fields, None for the device's preset.
         synthetic_capacity: Maximum number of synthetic rows.
         seed: None: the seed last passed to `torch.manual_seed`.
+        on_refit: Called with a `RefitReport` after every refit; if it raises, the refit is undone.
     """
 
     real_ratio: float = 0.5
@@ -45,6 +47,7 @@ class SourceOptions:
     schedule: ScheduleOption = None
     synthetic_capacity: int = 1_000_000
     seed: int | None = None
+    on_refit: Callable[[RefitReport], object] | None = None
 
     def __post_init__(self) -> None:
         """Validate all fields."""
@@ -56,10 +59,17 @@ class SourceOptions:
             )
         if not isinstance(self.generator, Generator):
             GeneratorConfig.of(self.generator)
-        RetrainSchedule.of(self.schedule)
+        if not isinstance(self.schedule, Schedule):
+            RetrainSchedule.of(self.schedule)
+        if self.on_refit is not None and not callable(self.on_refit):
+            raise TypeError(f"on_refit: expected a function of the report, got {self.on_refit!r}")
         whole_number("synthetic_capacity", self.synthetic_capacity)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without the hook, as in `SyntheticSource`."""
+        return {**vars(self), "on_refit": None}
 
     def check(self, spec: TransitionSpec) -> None:
         """Raise ValueError if `build` would refuse rows of this spec as too long, for example images."""
@@ -85,6 +95,7 @@ class SourceOptions:
             schedule=self.schedule,
             device=device,
             seed=self.seed,
+            on_refit=self.on_refit,
         )
 
 

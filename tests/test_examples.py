@@ -70,3 +70,10 @@ def test_the_corl_loop_learns_from_real_and_from_upsampled_data():
     assert printed.count("return") >= 2
     assert "real data" in printed
     assert "upsampled data" in printed
+
+
+def test_sb3_pixels() -> None:
+    printed = run("examples/sb3_pixels.py", "--steps", "350", "--refit", "250")
+    assert "real rows only" in printed
+    assert "half synthetic" in printed
+    assert "refits=1" in printed

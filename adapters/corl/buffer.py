@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -77,6 +77,7 @@ class ReplayBuffer:
         seed: Seed of generator and synthetic rows, see `SourceOptions`; the real ones are drawn with `numpy.random`, as
             in CORL. None: the seed last passed to `torch.manual_seed`. Set it in CORL's files, which seed torch only
             after they load the data.
+        on_refit: Called with a `RefitReport` after every refit.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ReplayBuffer:
         synthetic_capacity: int | None = None,
         max_action: float | None = None,
         seed: int | None = None,
+        on_refit: Callable[[RefitReport], object] | None = None,
     ) -> None:
         """Make an empty buffer."""
         self._shape = whole_number("state_dim", state_dim), whole_number("action_dim", action_dim)
@@ -102,7 +104,9 @@ class ReplayBuffer:
         if schedule is None:
             generator = _fitted_once(generator, self._ring.device)
         limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
-        self._options = SourceOptions(real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed)
+        self._options = SourceOptions(
+            real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed, on_refit
+        )
         own = getattr(generator, "spec", None)
         if own is not None and (own.observation_dim, own.action_dim) != self._shape:
             raise ValueError(

@@ -6,6 +6,7 @@ buffer; only `sample` differs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ from torch import Tensor
 
 from synther_replay.adapters.sb3.adoption import adopted
 from synther_replay.adapters.sb3.batches import SynthERDictSamples, SynthERSamples, join_batches
+from synther_replay.adapters.sb3.latents import LatentRows
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
+from synther_replay.replay.latents import Latents
+from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
 
 GOAL = "desired_goal"  # key of observations with a goal
@@ -102,8 +106,13 @@ class SynthERBuffer(NStepReplayBuffer):
         synthetic_capacity: Maximum number of synthetic rows.
         seed: Seed of generator, synthetic and real rows, see `SourceOptions`. None: the seed of the algorithm.
         scaled_actions: Set it to False if your own loop stores actions in the units of the environment.
+        on_refit: Called with a `RefitReport` after every refit.
+        encoder: For images: a function from a tensor of observations ``(n, *shape)`` to latents ``(n, k)``, see
+            `synther_replay.replay.latents`. Batches then hold latents in place of observations, and the agent's
+            feature extractor must accept both.
     """
 
+    latents: Latents | None = None
     _rows_type: type[RealRows] = RealRows
     _has_goals = False
 
@@ -133,6 +142,8 @@ class SynthERBuffer(NStepReplayBuffer):
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
         scaled_actions: bool = True,
+        on_refit: Callable[[RefitReport], object] | None = None,
+        encoder: Callable[[Any], Tensor] | None = None,
         **storage: Any,
     ) -> None:
         """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
@@ -150,14 +161,17 @@ class SynthERBuffer(NStepReplayBuffer):
             )
         if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
+        latents = None
+        if encoder is not None:
+            latents = Latents(encoder, observation_space, resolve_device(get_device(device)))
         spec = transition_spec(
-            observation_space,
+            observation_space if latents is None else latents.space,
             action_space,
             scaled_actions=scaled_actions,
             n_steps=n_steps,
             goals=self._has_goals,
         )
-        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
+        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,
@@ -173,7 +187,9 @@ class SynthERBuffer(NStepReplayBuffer):
         self.added = 0  # calls of `add` so far
         self._counted = 0  # calls of `add` already counted in `source.steps`
         self._checked = False  # whether the shapes of added transitions were checked
-        self._real = self._rows_type(self, spec, options.seed, self.device)
+        self.latents = latents
+        rows_of = (self, spec, options.seed, self.device)
+        self._real: RealRows = self._rows_type(*rows_of) if latents is None else LatentRows(latents, *rows_of)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
 
     @classmethod
@@ -239,7 +255,7 @@ class SynthERBuffer(NStepReplayBuffer):
         synthetic. The normalisation of `env` is applied to real and synthetic rows.
         """
         self._count_steps()
-        if self.source.real_ratio == 1.0:
+        if self.source.real_ratio == 1.0 and self.latents is None:
             return self._samples_type()._make(super().sample(batch_size, env))
         drawn = self.source.draw(batch_size)
         if drawn is None:
@@ -253,7 +269,7 @@ class SynthERBuffer(NStepReplayBuffer):
         """Return the rows of `count` calls of `sample` in one batch; faster than the calls."""
         whole_number("count", count)
         overridden = type(self).sample not in (SynthERBuffer.sample, SynthERDictBuffer.sample)
-        if overridden or self.source.real_ratio == 1.0:
+        if overridden or (self.source.real_ratio == 1.0 and self.latents is None):
             return join_batches([self.sample(batch_size, env) for _ in range(count)])
         self._count_steps()
         drawn = [self.source.draw(batch_size) for _ in range(count)]
@@ -281,7 +297,7 @@ class SynthERBuffer(NStepReplayBuffer):
         """Update the step count of the source."""
         self.source.steps += (self.added - self._counted) * self.n_envs
         self._counted = self.added
-        if self.source.real_ratio < 1.0:
+        if self.source.real_ratio < 1.0 or self.latents is not None:
             self._real.require()
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
@@ -317,6 +333,8 @@ class SynthERBuffer(NStepReplayBuffer):
 
     def _as_observations(self, rows: Tensor, field: str, env: VecNormalize | None) -> Any:
         columns = rows[:, self.source.spec.field(field).columns]
+        if self.latents is not None:
+            return _copy(columns)
         observations = _copy(columns.reshape(-1, *self.obs_shape), self.observations.dtype)
         return observations if env is None else self._on_host(observations, env.normalize_obs)
 

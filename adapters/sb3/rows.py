@@ -133,16 +133,14 @@ class RealRows:
         returns = n_step_returns(buffer, index) if buffer.n_steps > 1 else None
         last = index if returns is None else returns.last
         rows = np.empty((len(index), self.spec.dim), np.float32)
-        observations, following = (
-            tuple(held.values()) if isinstance(held, dict) else (held,)
-            for held in (buffer.observations, buffer.next_observations)
-        )
-        held = [(array, index) for array in (*observations, buffer.actions, buffer.rewards)]
-        held += [(array, last) for array in following]
+        parts = [
+            *self._observations(buffer.observations, index),
+            *(self._flat(array).take(index, 0) for array in (buffer.actions, buffer.rewards)),
+            *self._observations(buffer.next_observations, last),
+        ]
         with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and the row invalid
-            for array, chosen in held:
-                columns = array.reshape(buffer.buffer_size * buffer.n_envs, -1)
-                rows[:, start : start + columns.shape[1]] = columns.take(chosen, 0)
+            for columns in parts:
+                rows[:, start : start + columns.shape[1]] = columns
                 start += columns.shape[1]
         ended, by_time = (array.reshape(-1).take(last) for array in (buffer.dones, buffer.timeouts))
         rows[:, start] = ended * (1 - by_time)
@@ -150,6 +148,15 @@ class RealRows:
             rows[:, self.spec.rewards] = returns.rewards
             rows[:, self.spec.field(DISCOUNT).columns] = returns.discounts
         return rows
+
+    def _observations(self, held: Any, index: np.ndarray) -> list[np.ndarray]:
+        """Read observations by row number from SB3's array or arrays, ``(n, columns)`` each."""
+        arrays = held.values() if isinstance(held, dict) else (held,)
+        return [self._flat(array).take(index, 0) for array in arrays]
+
+    def _flat(self, array: np.ndarray) -> np.ndarray:
+        """View an array of SB3 with one line per row number."""
+        return array.reshape(self.buffer.buffer_size * self.buffer.n_envs, -1)
 
     def _mirrors(self) -> bool:
         """Return whether rows are read from the mirror."""

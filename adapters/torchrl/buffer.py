@@ -33,6 +33,7 @@ from synther_replay.adapters.torchrl.rows import (
 from synther_replay.common.trees import on_cpu
 from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
+from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
 
 _FILE = "synther.safetensors"  # written to the folder of the real buffer's files
@@ -75,6 +76,7 @@ class SynthERReplayBuffer:
         synthetic_capacity: Maximum number of synthetic rows.
         seed: Seed of generator and synthetic rows, see `SourceOptions`; TorchRL draws the real rows. None: the seed
             last passed to `torch.manual_seed`.
+        on_refit: Called with a `RefitReport` after every refit.
     """
 
     # All attributes of this class; `__setattr__` sets any other on the real buffer.
@@ -111,13 +113,14 @@ class SynthERReplayBuffer:
         schedule: ScheduleOption = None,
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
+        on_refit: Callable[[RefitReport], object] | None = None,
     ) -> None:
         """Check the arguments; the rest is checked when the first data arrive."""
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         self.real = real
         self.source = None  # created with the first data, which determine the layout
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
+        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device

@@ -37,13 +37,13 @@ class SyntheticReplayBuffer(SyntheticSource):
         """Number of real transitions."""
         return len(self.real)
 
-    def add(self, *fields: Any) -> None:
-        """Add real transitions: one `Transitions`, or the five fields that `Transitions.from_arrays` takes."""
-        if len(fields) == 1 and isinstance(fields[0], Transitions):
+    def add(self, *fields: Any, **extra: Any) -> None:
+        """Add real transitions: one `Transitions`, or the fields that `Transitions.from_arrays` takes."""
+        if len(fields) == 1 and isinstance(fields[0], Transitions) and not extra:
             transitions = fields[0]
             transitions.check()
         elif len(fields) == 5:
-            transitions = Transitions.from_arrays(self.spec, *fields)
+            transitions = Transitions.from_arrays(getattr(self.real, "input_spec", self.spec), *fields, **extra)
         else:
             raise TypeError(f"add: expected Transitions or five fields, got {len(fields)} arguments")
         with self._adding:
