@@ -19,7 +19,7 @@ help:
 	@echo "make test-slow the slow tests: killed runs, whole programs, training"
 	@echo "make soak      hundreds of faults in every save and load path; the frameworks' own tests with our buffers"
 	@echo "make priorities build TorchRL's extension where the published one does not load (needs a C++ compiler)"
-	@echo "make kernels   tests of the benchmarks' GPU kernels without a GPU (Linux)"
+	@echo "make kernels   tests of the GPU kernels without a GPU (Linux)"
 	@echo "make docs      build the documentation in site/"
 	@echo "make lint      lint and types"
 	@echo "make clean     remove $(VENV), build products and caches"
@@ -47,8 +47,9 @@ priorities: $(STAMP)
 
 kernels: triton
 	PYTHONPATH=$(TRITON_FOLDER) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/benchmarks/test_triton_networks.py tests/benchmarks/test_triton_matmul.py
-	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/benchmarks/test_triton_compiled.py
+		tests/library/test_kernels.py tests/benchmarks/test_triton_networks.py tests/benchmarks/test_triton_matmul.py
+	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/library/test_kernels_compiled.py \
+		tests/benchmarks/test_triton_compiled.py
 
 triton: $(TRITON_FOLDER)
 

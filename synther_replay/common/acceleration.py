@@ -1,8 +1,9 @@
-"""CUDA acceleration: fused element-wise functions and CUDA graphs."""
+"""CUDA acceleration: compiled and hand-written kernels, and CUDA graphs."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -24,27 +25,58 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
     On the CPU, and if compilation fails, the function runs uncompiled.
     """
-    compiled: Callable[P, R] | None = None
+    return _faster_on_gpu(function, lambda: _compiled(function))
+
+
+def by_kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """If the first argument is on a GPU, call the function of the same name in the module `launchers` beside this one.
+
+    That module starts hand-written Triton kernels. They take a fraction of a second to compile, where `torch.compile`
+    takes seconds for each function and shape. It is imported at the first call on a GPU. On the CPU, and if a kernel
+    does not compile, the function itself runs.
+    """
+
+    def prepare() -> Callable[P, R]:
+        module = importlib.import_module(f"{function.__module__.rpartition('.')[0]}.launchers")
+        launcher: Callable[P, R] = getattr(module, function.__name__.lstrip("_"))
+        return launcher
+
+    return _faster_on_gpu(function, prepare)
+
+
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    compiled = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+def _faster_on_gpu(function: Callable[P, R], prepare: Callable[[], Callable[P, R]]) -> Callable[P, R]:
+    """Call what `prepare` returns instead of `function` for tensors on a GPU, unless that fails."""
+    faster: Callable[P, R] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        nonlocal compiled
+        nonlocal faster
         first = args[0]
         if not (isinstance(first, torch.Tensor) and first.is_cuda and has_triton()):
             return function(*args, **kwargs)
-        if compiled is None:
-            compiled = torch.compile(function, fullgraph=True, dynamic=False)
         try:
-            with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):
-                return compiled(*args, **kwargs)
+            if faster is None:
+                faster = prepare()
+            with torch.cuda.device(first.device):  # Triton starts kernels on the current device
+                return faster(*args, **kwargs)
         except Exception as error:
-            if compiled is function or is_out_of_memory(error):
+            if faster is function or is_out_of_memory(error):
                 raise
             # For example Triton without a C compiler: run uncompiled.
             warnings.warn(
                 f"{function.__name__} could not be compiled, using the slower uncompiled version: {error}", stacklevel=2
             )
-            compiled = function
+            faster = function
             return function(*args, **kwargs)
 
     return call

@@ -16,7 +16,7 @@ from torch import Tensor
 MAX_ATOMS = 3
 _LARGEST_SHARE, _LEAST_SHARE = 0.2, 0.01
 _SCREENED = 4_096  # rows that are searched for atoms
-_GAP = 2.0  # width of a gap in standard deviations of the column, which a gap in turn increases
+_GAP = 4.0  # width of a gap in standard deviations of the column, which a gap in turn increases
 
 
 def find_atoms(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.common.acceleration import fused
+from synther_replay.common.acceleration import by_kernel
 from synther_replay.diffusion.network import NetworkShape, Weights, forward_at_one_level
 
 
@@ -50,7 +50,7 @@ def noise_features(c_noise: Tensor, frequencies: Tensor, width: int) -> Tensor:
     return F.pad(used, (0, width - used.shape[-1]))
 
 
-@fused
+@by_kernel
 def corrupt(
     x: Tensor, sigma: Tensor, noise: Tensor, frequencies: Tensor, width: int, features: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +74,7 @@ def corrupt(
     return inputs.to(dtype), noise_features(sigma.log() / 4, frequencies, features).to(dtype), target
 
 
-@fused
+@by_kernel
 def squared_error(y: Tensor, target: Tensor, total: Tensor) -> Tensor:
     """Add the mean squared error of each model to `total`, ``(M,)``; return its gradient, ``(M, B, padded_dim)``."""
     dim = target.shape[-1]
@@ -84,17 +84,17 @@ def squared_error(y: Tensor, target: Tensor, total: Tensor) -> Tensor:
     return gradient.to(y.dtype)
 
 
-@fused
+@by_kernel
 def _scaled_input(x: Tensor, sigma: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return F.pad(x * (sigma * sigma + 1).rsqrt(), (0, width - x.shape[-1])).to(dtype)
 
 
-@fused
+@by_kernel
 def _level_features(sigma: Tensor, frequencies: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return noise_features((sigma.log() / 4).expand_as(frequencies[..., :1]), frequencies, width).to(dtype)
 
 
-@fused
+@by_kernel
 def _denoised(x: Tensor, y: Tensor, sigma: Tensor) -> Tensor:
     variance = sigma * sigma + 1
     return x / variance + y[..., : x.shape[-1]].float() * (sigma * variance.rsqrt())

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from synther_replay.common.acceleration import fused
+from synther_replay.common.acceleration import by_kernel
 
 # Tensor cores need bf16 rows aligned to 16 bytes.
 _ALIGN = 8
@@ -182,38 +182,38 @@ def initialise(shape: NetworkShape, stack: int, rng: torch.Generator) -> Tensor:
     return flat
 
 
-@fused
+@by_kernel
 def _biased_silu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     biased = x + bias
     return biased, F.silu(biased)
 
 
-@fused
+@by_kernel
 def _running_sum(biases: Tensor) -> Tensor:
     return biases.float().cumsum(1).to(biases.dtype)
 
 
-@fused
+@by_kernel
 def _shifted_relu(h: Tensor, shift: Tensor, out: Tensor) -> None:
     out.copy_((h + shift).relu())
 
 
-@fused
+@by_kernel
 def _add_through_relu(g: Tensor, through: Tensor, relu: Tensor, out: Tensor) -> None:
     out.copy_(g + torch.ops.aten.threshold_backward(through, relu, 0))
 
 
-@fused
-def _add_gained(y: Tensor, gains: Tensor, x: Tensor) -> None:
+@by_kernel
+def _add_gained(y: Tensor, gains: Tensor, x: Tensor, limits: tuple[float, float]) -> None:
     """Add the columns of `x`, clamped to each limit and multiplied by its gains, to `y` in place."""
-    for gain, limit in zip(gains.chunk(len(LIMITS), -1), LIMITS, strict=True):
+    for gain, limit in zip(gains.chunk(len(limits), -1), limits, strict=True):
         y += gain * x.clamp(-limit, limit)
 
 
-@fused
-def _gained_gradient(d_y: Tensor, x: Tensor) -> Tensor:
+@by_kernel
+def _gained_gradient(d_y: Tensor, x: Tensor, limits: tuple[float, float]) -> Tensor:
     """Return the gradient of the gains, ``(M, B, limits * padded_dim)``."""
-    return torch.cat([d_y * x.clamp(-limit, limit) for limit in LIMITS], -1)
+    return torch.cat([d_y * x.clamp(-limit, limit) for limit in limits], -1)
 
 
 def _gates(w: Weights, silu: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ def forward(w: Weights, x: Tensor, features: Tensor) -> tuple[Tensor, Activation
     relu = h.new_empty((w.blocks.shape[1] + 1, *h.shape))
     y = _trunk(w, h, _running_sum(w.trunk_bias), relu.unbind())
     if w.direct:
-        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x)
+        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x, LIMITS)
     return y, Activations(x, features, time, silu, z, relu)
 
 
@@ -262,7 +262,7 @@ def forward_at_one_level(w: Weights, x: Tensor, features: Tensor) -> Tensor:
         h = h.baddbmm_(level, w.widen) if w.direct else torch.bmm(h + level, w.widen)
     y = _trunk(w, h, shift, [torch.empty_like(h)] * shift.shape[1])
     if w.direct:
-        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x)
+        _add_gained(y, torch.bmm(_gates(w, silu), w.gain), x, LIMITS)
     return y
 
 
@@ -308,7 +308,7 @@ def backward(w: Weights, kept: Activations, d_y: Tensor, grad: Weights) -> None:
     torch.bmm(kept.silu.mT, d_z, out=grad.time2)
     d_silu = torch.bmm(d_z, w.time2.mT)
     if w.direct:
-        d_gains = _gained_gradient(d_y, kept.x)
+        d_gains = _gained_gradient(d_y, kept.x, LIMITS)
         torch.bmm(_gates(w, kept.silu).mT, d_gains, out=grad.gain)
         _gates(w, d_silu).baddbmm_(d_gains, w.gain.mT)
     d_time = torch.ops.aten.silu_backward(d_silu, kept.time)

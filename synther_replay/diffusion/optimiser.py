@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from synther_replay.common.acceleration import fused
+from synther_replay.common.acceleration import by_kernel
 
 EPS = 1e-8
 
 
-@fused
+@by_kernel
 def _adam(
     parameters: Tensor,
     working: Tensor,

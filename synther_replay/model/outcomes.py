@@ -43,7 +43,7 @@ _INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few inform
 _HELD_OUT = 10  # one row in this many is held out
 _EVALUATED = 4_096  # held-out rows per evaluation and model, over all outcomes
 _HARD_SHARE = 0.1  # of all rows, at most half
-_CHUNK = 65_536  # rows classified at once, over all models
+_CHUNK = 16_384  # rows classified at once, over all models: some 30 MB of activations
 _MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
 _MOST_OUTCOMES = 2 * MAX_LEVELS
 
@@ -264,8 +264,10 @@ class _Layers(NamedTuple):
     @classmethod
     def of(cls, flat: Tensor, outcomes: int) -> _Layers:
         """Split the matrix into views."""
-        sizes = _sizes((flat.shape[1] - _weights(0, outcomes)) // _WIDTH, outcomes)
-        parts = flat.split([math.prod(size) for size in sizes], dim=1)
+        rest = sum(map(math.prod, _sizes(0, outcomes)))
+        sizes = _sizes((flat.shape[1] - rest) // _WIDTH, outcomes)
+        counts = [math.prod(size) for size in sizes]
+        *parts, _ = flat.split([*counts, flat.shape[1] - sum(counts)], dim=1)
         return cls(*(part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)))
 
     @classmethod
@@ -368,8 +370,8 @@ def _sizes(inputs: int, outcomes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _weights(inputs: int, outcomes: int) -> int:
-    """Number of weights of one model."""
-    return sum(map(math.prod, _sizes(inputs, outcomes)))
+    """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
+    return -(-sum(map(math.prod, _sizes(inputs, outcomes))) // 8) * 8
 
 
 def _take(rows: Tensor, chosen: Tensor) -> Tensor:

@@ -116,15 +116,20 @@ def test_a_growing_buffer_is_fitted_again_and_again():
     assert report.steps == SMALL.refit_steps
 
 
-def test_generating_many_rows_takes_bounded_memory():
+def test_generating_more_rows_takes_little_more_memory_than_the_rows():
     generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
     generator.fit(transitions(), steps=20)
-    generator.sample(10)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved()
-    rows = generator.sample(500_000).rows
-    assert torch.cuda.max_memory_reserved() - before < 3 * rows.numel() * 4
+    generator.sample(SMALL.chunk)
+    few, many = 250_000, 1_000_000
+    peaks = []
+    for n in (few, many):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        generator.sample(n)
+        peaks.append(torch.cuda.max_memory_reserved() - before)
+    # Besides the rows there are some numbers per row, which match the outcomes to their shares.
+    assert peaks[1] - peaks[0] < (many - few) * (4 * SPEC.dim + 200)
 
 
 def test_a_run_moves_between_gpu_and_cpu(tmp_path):
