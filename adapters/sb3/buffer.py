@@ -19,6 +19,7 @@ from torch import Tensor
 
 from synther_replay.adapters.sb3.adoption import adopted
 from synther_replay.adapters.sb3.batches import SynthERDictSamples, SynthERSamples, join_batches
+from synther_replay.adapters.sb3.goals import split_goal
 from synther_replay.adapters.sb3.latents import LatentRows
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
@@ -28,8 +29,6 @@ from synther_replay.options import GeneratorOption, ScheduleOption, SourceOption
 from synther_replay.replay.latents import Latents
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
-
-GOAL = "desired_goal"  # key of observations with a goal
 
 
 def transition_spec(
@@ -63,14 +62,8 @@ def transition_spec(
         )
     if not goals:
         return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
-    entries = dict(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else {}
-    if not {"observation", "achieved_goal", GOAL} <= entries.keys():
-        raise ValueError(
-            "observation_space: expected a Dict with the keys 'observation', 'achieved_goal' and 'desired_goal', "
-            f"got {observation_space}"
-        )
-    goal = {GOAL: entries.pop(GOAL)}
-    return TransitionSpec.from_spaces(spaces.Dict(entries), action_space, extra=goal)
+    without_goal, goal = split_goal(observation_space)
+    return TransitionSpec.from_spaces(without_goal, action_space, extra=goal)
 
 
 class SynthERBuffer(NStepReplayBuffer):
@@ -384,10 +377,10 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
     def _entries(self, rows: Tensor, field: str) -> dict[str, Tensor]:
         """Return the entries of `observations` or `next_observations`."""
         columns_of = self.source.spec.field(field).leaf_columns()
-        return {str(leaf.path[0]): self._entry(rows, str(leaf.path[0]), columns) for leaf, columns in columns_of}
+        return {str(leaf.path[0]): self._entry(str(leaf.path[0]), rows[:, columns]) for leaf, columns in columns_of}
 
-    def _entry(self, rows: Tensor, key: str, columns: slice) -> Tensor:
-        return _copy(rows[:, columns].reshape(-1, *self.obs_shape[key]), self.observations[key].dtype)
+    def _entry(self, key: str, columns: Tensor) -> Tensor:
+        return _copy(columns.reshape(-1, *self.obs_shape[key]), self.observations[key].dtype)
 
 
 def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:

@@ -18,7 +18,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 from torch import Tensor
 
-from synther_replay.adapters.sb3.buffer import GOAL, SynthERDictBuffer
+from synther_replay.adapters.sb3.buffer import SynthERDictBuffer
+from synther_replay.adapters.sb3.goals import ACHIEVED, GOAL, goal_columns, goals_of
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed
@@ -28,7 +29,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 class RelabelledRows(RealRows):
     """The transitions of complete episodes in a `HerReplayBuffer`, relabelled by its rules.
 
-    A row has its goal once: it is the same before and after the step. Goals follow the seed of these rows.
+    Goals follow the seed of these rows.
     """
 
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
@@ -79,15 +80,18 @@ class RelabelledRows(RealRows):
 
     def _rows_of(self, batch: Any) -> Tensor:
         keys = [leaf.path[0] for leaf in self.spec.field("observations").leaves]
-        columns = [
+        parts = [
             *(batch.observations[key] for key in keys),
             batch.actions,
             batch.rewards,
             *(batch.next_observations[key] for key in keys),
             batch.dones,
-            batch.observations[GOAL],
         ]
-        return torch.cat([part.reshape(len(batch.rewards), -1).to(torch.float32) for part in columns], 1)
+        goal, achieved, *columns = (
+            part.reshape(len(batch.rewards), -1).to(torch.float32)
+            for part in (batch.observations[GOAL], batch.next_observations[ACHIEVED], *parts)
+        )
+        return torch.cat([*columns, goal_columns(self.spec, goal, achieved)], 1)
 
 
 class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
@@ -166,7 +170,8 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
         return state
 
     def _entries(self, rows: Tensor, field: str) -> dict[str, Tensor]:
-        return {**super()._entries(rows, field), GOAL: self._entry(rows, GOAL, self.source.spec.field(GOAL).columns)}
+        goals = goals_of(self.source.spec, rows, self.observation_space[GOAL])
+        return {**super()._entries(rows, field), GOAL: self._entry(GOAL, goals)}
 
 
 def _random_state(*seeds: int) -> np.random.RandomState:
