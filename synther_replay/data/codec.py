@@ -113,9 +113,7 @@ class TransitionCodec:
         self._reward = plain.index(spec.rewards.start)
         coded = [*plain, *(categories[owner][0] for owner in self._digit_owner)]  # the column of each code but the last
         self._feature_columns = torch.tensor(
-            [code for code, column in enumerate(coded) if column < spec.terminated.start and code != self._reward],
-            dtype=torch.long,
-            device="cpu",
+            [code for code in range(len(coded)) if code != self._reward], dtype=torch.long, device="cpu"
         )
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
@@ -177,7 +175,7 @@ class TransitionCodec:
         return len(self._feature_columns)
 
     def features(self, codes: Tensor) -> Tensor:
-        """Return the codes of observation, action and next observation, ``(M, n, feature_dim)``."""
+        """Return the codes of all columns but reward and `terminated`, ``(M, n, feature_dim)``."""
         return codes[..., self._feature_columns]
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:

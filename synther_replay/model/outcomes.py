@@ -2,10 +2,9 @@
 
 An outcome is a pair of reward and `terminated` if the rewards of the data have few values (see `data.levels`), else
 `terminated` alone. Outcomes are rare, sharp functions of the rest of the row, for example a body that is too low. The
-denoiser blurs them, so a small classifier that is trained on noise-free rows sets them, given observation, action and
-next observation. Reward and `terminated` are drawn together and therefore agree. Generated rows of the outcomes that
-came out too often are then replaced by copies of rows whose outcome came out too rarely, so that every outcome has its
-share of the real rows.
+denoiser blurs them, so a small classifier that is trained on noise-free rows sets them, given all other columns. Reward
+and `terminated` are drawn together and therefore agree. Generated rows of the outcomes that came out too often are then
+replaced by copies of rows whose outcome came out too rarely, so that every outcome has its share of the real rows.
 
 The reward is no input of the classifier: where it changes at the end of an episode, it would identify all real
 terminations but not the generated ones, whose rewards are only approximate.

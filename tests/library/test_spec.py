@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -90,3 +91,15 @@ def test_extra_fields_are_generated():
     assert torch.isin(rows.field("discount"), levels).all()
     assert (rows.field("cost") >= 0).all()
     assert (rows.field("cost") <= 5).all()
+
+
+def test_rewards_with_few_values_can_depend_on_an_extra_field(outcome_steps: Callable[..., None]):
+    outcome_steps(300)
+    spec = TransitionSpec.from_spaces(BOX, ACTIONS, extra={"goal": gym.spaces.Box(-9, 9, ())})
+    numbers = torch.randn(600, spec.dim, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    numbers[:, spec.terminated] = 0.0
+    numbers[:, spec.rewards] = (numbers[:, spec.field("goal").columns] > 0.3).float()
+    generator = DiffusionGenerator(spec, GeneratorConfig.tiny(width=32, steps=300), device="cpu", seed=0)
+    generator.fit(Transitions(spec, numbers))
+    rows = generator.sample(500)
+    assert ((rows.field("goal") > 0.3) == (rows.rewards > 0.5)).float().mean() > 0.9
