@@ -1,5 +1,6 @@
 """The examples run with tiny budgets."""
 
+import json
 import os
 import subprocess
 import sys
@@ -77,3 +78,12 @@ def test_sb3_pixels() -> None:
     assert "real rows only" in printed
     assert "half synthetic" in printed
     assert "refits=1" in printed
+
+
+def test_the_goal_task_is_learnt_with_both_buffers(tmp_path):
+    budget = ("--steps", "500", "--every", "250", "--seeds", "1", "--updates", "1", "--jobs", "1", "--episodes", "2")
+    printed = run("examples/sb3_her.py", *budget, "--json", str(tmp_path / "goals.json"))
+    assert "| steps | HER | HER + SynthER |" in printed
+    runs = json.loads((tmp_path / "goals.json").read_text())["runs"]
+    assert [one["variant"] for one in runs] == ["HER", "HER + SynthER"]
+    assert all(len(one["success"]) == 2 for one in runs)
