@@ -26,6 +26,7 @@ TITLES = {
     "sb3-sac-mean-xavier": "the same, REDQ's initial weights and policy loss",
 }
 STEP, EARLY_STEP = 100_000, 30_000
+_STEPS = (EARLY_STEP, 60_000, STEP)  # of the comparison of versions
 _ABLATION = {
     "base": "refit every 2,500 steps, 1,500 training steps, 24 sampling steps, 100,000 rows, r = 0.5",
     "every-5000": "refit every 5,000 steps",
@@ -55,6 +56,7 @@ def tables(results: Path) -> dict[str, str]:
         "online-aggregate": _aggregate(runs),
         "online-seeds": _other_seeds(main),
         "online-paper": _early(main, "HalfCheetah-v5", ("sac20", "redq", OTHER_SEEDS, "synther-paper")),
+        "online-versions": _versions(main),
         "online-ablation": _ablation(results / "online" / "ablation"),
         "online-sb3": _stable_baselines(main),
     }
@@ -87,6 +89,18 @@ def _early(main: Path, task: str, names: Sequence[str]) -> str:
     runs = read_runs(main, tasks=(task,), algorithms=names)
     rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", _returns(run, EARLY_STEP)] for run in runs]
     return markdown_table((f"{task}, {EARLY_STEP:,} steps", "seeds", "return"), rows)
+
+
+def _versions(main: Path) -> str:
+    """Runs of version 0.2 and of the current code on the same seeds."""
+    rows = []
+    for task in TASKS:
+        for name, seeds in ((SUBJECT, "200 to 207"), (OTHER_SEEDS, "100 to 107")):
+            paths = [main / task / f"{name}{suffix}.json" for suffix in ("-before-exact", "")]
+            if paths[0].is_file():
+                before, after = map(read_run, paths)
+                rows += [[task, seeds, f"{step:,}", _returns(before, step), _returns(after, step)] for step in _STEPS]
+    return markdown_table(("task", "seeds", "steps", "version 0.2", "with `exact`"), rows)
 
 
 def _stable_baselines(main: Path) -> str:
