@@ -9,22 +9,7 @@ from torch import Tensor
 
 from synther_replay import Transitions, TransitionSpec
 from synther_replay.common.acceleration import fused
-from synther_replay.replay.mixing import split_batch
-
-
-def mixed_indices(uniform: Tensor, from_real: int, real: Tensor | int, begin: int, synthetic: int) -> Tensor:
-    """Indices of the rows of batches: first the real rows of each batch, then the synthetic ones.
-
-    Args:
-        uniform: Uniform random numbers in [0, 1), one per row, ``(..., B)``; float64, because float32 cannot address
-            millions of rows evenly.
-        from_real: Real rows per batch.
-        real: Number of real rows, which start at index 0.
-        begin: Index of the first synthetic row.
-        synthetic: Number of synthetic rows.
-    """
-    column = torch.arange(uniform.shape[-1], device=uniform.device)
-    return torch.where(column < from_real, (uniform * real).long(), begin + (uniform * synthetic).long())
+from synther_replay.replay.mixing import mixed_indices, split_batch
 
 
 @fused

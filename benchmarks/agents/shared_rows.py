@@ -8,9 +8,8 @@ from torch import Tensor
 from synther_replay import Transitions
 from synther_replay.benchmarks.agents.augment import Augmentation
 from synther_replay.benchmarks.agents.networks.mlp import Layers
-from synther_replay.benchmarks.agents.replay import mixed_indices
 from synther_replay.common.acceleration import fused
-from synther_replay.replay.mixing import check_real_ratio, split_batch
+from synther_replay.replay.mixing import check_real_ratio, mixed_indices, split_batch
 
 _MIN_STD = 1e-3  # CORL's; avoids division by zero for constant columns
 

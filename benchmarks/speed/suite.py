@@ -102,6 +102,36 @@ class Suite:
             entry["ratio"] = entry["published_s"] / entry["s"]
         self.results[f"generation, {name}"] = entry
 
+    def conditions(self) -> None:
+        """Cost of a condition and of weights: training step, and sampling with condition and with guidance."""
+        steps, rows = (4_000, 1_000_000) if self.large else (100, 20_000)
+        data = toy_transitions(50_000 if self.large else 5_000, self.device)
+        condition = data.rewards
+        config = replace(self.fast, patience=None)
+        options: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "conditioned": {"condition": condition},
+            "weighted": {"weights": condition.abs()},
+        }
+        generators, step_ms = {}, {}
+        for name, fit in options.items():
+            generators[name] = DiffusionGenerator(data.spec, config, device=self.device)
+            generators[name].fit(data, steps=steps // 10, **fit)
+            times = [generators[name].fit(data, steps=steps, from_scratch=False, **fit).seconds for _ in range(3)]
+            step_ms[name] = min(times) / steps * 1e3
+        ways = {
+            "plain": lambda: generators["plain"].sample(rows),
+            "without": lambda: generators["conditioned"].sample(rows),
+            "conditioned": lambda: generators["conditioned"].sample(rows, condition=1.0),
+            "guided": lambda: generators["conditioned"].sample(rows, condition=1.0, guidance=2.0),
+        }
+        sample_s = {name: seconds(work, self.device, repeats=3) for name, work in ways.items()}
+        entry = {f"{name}_step_ms": value for name, value in step_ms.items()}
+        entry |= {f"{name}_sample_s": value for name, value in sample_s.items()}
+        entry |= {f"{name}_step_ratio": step_ms[name] / step_ms["plain"] for name in ("conditioned", "weighted")}
+        entry |= {f"{name}_sample_ratio": sample_s[name] / sample_s["plain"] for name in ("conditioned", "guided")}
+        self.results[f"conditions, {self.fast_name}"] = entry
+
     def published_agent(self, agent: PublishedAgent) -> None:
         """The published agent: updates and acting per environment step, and insertion of synthetic rows."""
         calls, steps, rows = (25, 1_000, 20_000) if self.large else (2, 50, 1_000)
@@ -199,6 +229,7 @@ def measure(device: torch.device, reference: Path | None, corl: Path | None = No
     if reference is not None:
         suite.published_agent(PublishedAgent(reference, toy_transitions(100_000, torch.device("cpu")).rows, device))
     suite.generation(suite.fast_name, suite.fast)
+    suite.conditions()
     suite.refit()
     suite.metrics()
     return suite.results | overhead(device, corl)
