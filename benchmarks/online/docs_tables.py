@@ -95,9 +95,12 @@ def _versions(main: Path) -> str:
     """Runs of version 0.2 and of the current code on the same seeds."""
     rows = []
     for task in TASKS:
-        for name, seeds in ((SUBJECT, "200 to 207"), (OTHER_SEEDS, "100 to 107")):
-            paths = [main / task / f"{name}{suffix}.json" for suffix in ("-before-exact", "")]
-            if paths[0].is_file():
+        for seeds, *names in (
+            ("200 to 207", f"{SUBJECT}-before-exact", SUBJECT),
+            ("100 to 107", OTHER_SEEDS, f"{OTHER_SEEDS}-exact"),
+        ):
+            paths = [main / task / f"{name}.json" for name in names]
+            if all(path.is_file() for path in paths):
                 before, after = map(read_run, paths)
                 rows += [[task, seeds, f"{step:,}", _returns(before, step), _returns(after, step)] for step in _STEPS]
     return markdown_table(("task", "seeds", "steps", "version 0.2", "with `exact`"), rows)
