@@ -55,7 +55,7 @@ def draw_batches(
     index = (torch.rand(size, device=device, generator=rng, dtype=torch.float64) * used).long()
     offset = torch.arange(stack, device=device)[:, None] * capacity
     drawn = rows.view(-1, columns)[index + offset]
-    x = drawn[..., : shape.dim]
+    x = drawn[..., : shape.dim].contiguous()  # kernels take no strides
     sigma = levels.draw((*size, 1), rng)
     noise = torch.randn(x.shape, device=device, generator=rng, dtype=torch.float32)
     batches = NoisyBatches(*edm.corrupt(x, sigma, noise, frequencies, shape.padded_dim, shape.padded_features, dtype))

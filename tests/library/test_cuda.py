@@ -174,3 +174,23 @@ def test_running_out_of_memory_keeps_model_and_store():
         before = state["trainer"][name]
         assert torch.equal(tensor, before) if isinstance(tensor, torch.Tensor) else tensor == before
     assert len(buffer.sample(64)) == 64
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_conditions_are_learnt_and_followed(stack):
+    real = transitions(stack=stack)
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda", stack=stack)
+    generator.fit(real, condition=real.rows[..., 0])
+    asked = torch.where(torch.arange(6_000, device="cuda") % 2 == 0, 1.0, -1.0).expand(stack, 6_000)
+    for guidance, least in ((1.0, 0.8), (2.0, 0.85)):
+        condition = asked if stack > 1 else asked[0]
+        rows = generator.sample(6_000, condition=condition, guidance=guidance).rows
+        assert ((rows[..., 0] > 0) == (asked > 0).view(rows.shape[:-1])).float().mean() > least
+    assert abs((generator.sample(6_000).rows[..., 0] > 0).float().mean() - 0.5) < 0.05
+
+
+def test_weighted_rows_come_as_often_as_they_weigh():
+    real = transitions()
+    generator = DiffusionGenerator(SPEC, SMALL, device="cuda")
+    generator.fit(real, weights=torch.where(real.rows[:, 0] > 0, 9.0, 1.0))
+    assert (generator.sample(6_000).rows[:, 0] > 0).float().mean() > 0.8
