@@ -63,7 +63,7 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
 
     @functools.wraps(load)
     def load_replay_buffer(self: Any, *args: Any, **options: Any) -> None:
-        before: Any = self.replay_buffer
+        before: Any = getattr(self, "replay_buffer", None)  # it may have been deleted, to free its memory
         wanted: Any = self.replay_buffer_class
         load(self, *args, **options)
         loaded = self.replay_buffer

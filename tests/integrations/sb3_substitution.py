@@ -18,10 +18,10 @@ OTHERS = ("A2C", "PPO", "a2c", "ppo", "RolloutBuffer", "large_model")
 def substitute(record: Record) -> None:
     """Replace Stable-Baselines3's three replay buffers by subclasses of `SynthERBuffer`."""
     import stable_baselines3  # noqa: F401  # imports all modules that refer to the buffers
-    from stable_baselines3 import common
+    from stable_baselines3 import HerReplayBuffer, common
     from stable_baselines3.common import buffers
 
-    from synther_replay.adapters.sb3 import SynthERBuffer, SynthERDictBuffer, transition_spec
+    from synther_replay.adapters.sb3 import SynthERBuffer, SynthERDictBuffer, SynthERHerBuffer, transition_spec
 
     class Substitute(ABCMeta):
         """Instances of the original count as instances of the substitute, as `HerReplayBuffer` expects."""
@@ -50,8 +50,9 @@ def substitute(record: Record) -> None:
         "ReplayBuffer": make("ReplayBuffer", SynthERBuffer),
         "DictReplayBuffer": make("DictReplayBuffer", SynthERDictBuffer),
         "NStepReplayBuffer": make("NStepReplayBuffer", SynthERBuffer, n_steps=3),
+        "HerReplayBuffer": make("HerReplayBuffer", SynthERHerBuffer),
     }
-    originals = {name: getattr(buffers, name) for name in substitutes}
+    originals = {name: getattr(buffers, name, HerReplayBuffer) for name in substitutes}
     for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "stable_baselines3"]:
         for name, substitute in substitutes.items():
             if module is not buffers and getattr(module, name, None) is originals[name]:
@@ -69,6 +70,7 @@ FRAMEWORK = Framework(
         # these two store actions in the units of the environment
         "test_buffers.py": {"scaled_actions": False},
         "test_n_step_replay.py": {"scaled_actions": False},
+        "test_her.py": {},
         "test_run.py": {},
         "test_save_load.py": {},
         "test_spaces.py": {},

@@ -133,6 +133,13 @@ def test_a_model_that_is_loaded_with_the_class_adopts(plain_file, tmp_path):
     assert isinstance(loaded.replay_buffer, SynthERBuffer)
 
 
+def test_a_deleted_buffer_can_be_loaded_again(plain_file):
+    ours = model(**OURS)
+    del ours.replay_buffer
+    ours.load_replay_buffer(plain_file)
+    assert isinstance(ours.replay_buffer, SynthERBuffer)
+
+
 def test_models_of_other_buffers_load_as_before(plain_file, tmp_path):
     plain = model()
     plain.load_replay_buffer(plain_file)
