@@ -5,9 +5,11 @@ from synther_replay.adapters.sb3.buffer import SynthERBuffer, SynthERDictBuffer,
 from synther_replay.adapters.sb3.callback import SynthERCallback
 from synther_replay.adapters.sb3.fast_sac import FastSAC
 from synther_replay.adapters.sb3.her import SynthERHerBuffer
+from synther_replay.adapters.sb3.n_step import take_n_steps_of_models
 from synther_replay.adapters.sb3.policies import LayerNormMlpPolicy
 
 adopt_loaded_buffers(SynthERBuffer)
+take_n_steps_of_models(SynthERBuffer)
 
 __all__ = [
     "FastSAC",

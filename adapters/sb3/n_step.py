@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 
 class NStepReturns(NamedTuple):
@@ -46,3 +49,22 @@ def n_step_returns(buffer: Any, index: np.ndarray) -> NStepReturns:
         last=(position + past) % buffer.buffer_size * buffer.n_envs + environment,
         discounts=buffer.gamma ** (past[:, None] + 1).astype(np.float32),
     )
+
+
+def take_n_steps_of_models(ours: type[Any]) -> None:
+    """Let models with ``n_steps > 1`` pass it to buffers of the class `ours`, as SB3 does for its own buffer alone.
+
+    SB3 ignores `n_steps` with any other class. It has no hook there, so `_setup_model` itself is extended. What
+    ``replay_buffer_kwargs`` says comes first.
+    """
+    set_up = OffPolicyAlgorithm._setup_model
+
+    @functools.wraps(set_up)
+    def _setup_model(self: Any) -> None:
+        with warnings.catch_warnings():
+            if self.n_steps > 1 and issubclass(self.replay_buffer_class or object, ours):
+                self.replay_buffer_kwargs = {"n_steps": self.n_steps, "gamma": self.gamma, **self.replay_buffer_kwargs}
+                warnings.filterwarnings("ignore", message=r"`n_steps=\d+` is ignored")
+            set_up(self)
+
+    OffPolicyAlgorithm._setup_model = _setup_model

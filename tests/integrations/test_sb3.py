@@ -30,7 +30,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
-from synther_replay.adapters.sb3 import SynthERBuffer, SynthERCallback, SynthERDictBuffer, transition_spec
+from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, SynthERCallback, SynthERDictBuffer, transition_spec
 from synther_replay.adapters.sb3.rows import RealRows
 
 SIZES = {"width": 16, "depth": 1, "embedding": 16, "steps": 20, "refit_steps": 10, "batch_size": 32}
@@ -687,9 +687,23 @@ def test_synthetic_rows_have_n_steps(make, batches):
     assert torch.equal(batch.next_observations[synthetic], theirs.next_observations[nearest])
 
 
-@pytest.mark.parametrize("algorithm", [SAC, TD3, DQN])
+def test_models_pass_their_n_steps_to_the_buffer(tmp_path, recwarn):
+    made = model(n_steps=3, gamma=0.8)
+    made.save(tmp_path / "model")
+    loaded = SAC.load(tmp_path / "model", env=gym.make("Pendulum-v1"))
+    for buffer in (made.replay_buffer, loaded.replay_buffer):
+        assert (buffer.n_steps, buffer.gamma) == (3, 0.8)
+        assert "discount" in buffer.source.spec.extra
+    assert not [one for one in recwarn if "n_steps" in str(one.message)]
+    assert model(n_steps=3, options={**OPTIONS, "n_steps": 2}).replay_buffer.n_steps == 2
+    with pytest.warns(UserWarning, match="n_steps"):
+        model(n_steps=3, buffer_class=ReplayBuffer, options={})
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3, DQN, FastSAC])
 def test_n_step_run_across_a_refit(algorithm):
-    trained = model(algorithm, options={**OPTIONS, "n_steps": 3, "gamma": GAMMA}, gamma=GAMMA).learn(60)
+    changes = {"policy_delay": 2, "gradient_steps": 2} if algorithm is FastSAC else {}
+    trained = model(algorithm, n_steps=3, gamma=GAMMA, **changes).learn(60)
     source = trained.replay_buffer.source
     assert source.refits == 1
     discounts = source.store.rows[:, source.spec.field("discount").columns]
