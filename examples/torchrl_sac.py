@@ -41,7 +41,14 @@ def make_agent(env: TransformedEnv) -> tuple[ProbabilisticActor, ValueOperator]:
         distribution_class=TanhNormal,
         distribution_kwargs={"low": env.action_spec.space.low, "high": env.action_spec.space.high},
     )
-    critic = MLP(in_features=observations + actions, out_features=1, num_cells=[64, 64], activation_class=nn.ReLU)
+    critic = MLP(
+        in_features=observations + actions,
+        out_features=1,
+        num_cells=[64, 64],
+        activation_class=nn.ReLU,
+        norm_class=nn.LayerNorm,  # keeps the critics from diverging at many updates per environment step
+        norm_kwargs={"normalized_shape": 64},
+    )
     return actor, ValueOperator(critic, in_keys=["observation", "action"])
 
 

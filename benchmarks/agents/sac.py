@@ -64,7 +64,6 @@ class Hyperparameters:
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
         weight_decay: Decoupled weight decay of the critics.
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
-        pessimistic_policy: Whether the policy maximises the minimum over its critics, and not their mean.
         temperature: Initial temperature.
     """
 
@@ -81,7 +80,6 @@ class Hyperparameters:
     blocks: int = 0
     weight_decay: float = 0.0
     normalise_observations: bool = False
-    pessimistic_policy: bool = False
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -98,7 +96,7 @@ class Hyperparameters:
                 or (name != "weight_decay" and not value)
             ):
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
-        for name in ("layer_norm", "feature_norm", "normalise_observations", "pessimistic_policy"):
+        for name in ("layer_norm", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.blocks and (self.layer_norm or self.feature_norm):
@@ -259,9 +257,6 @@ class StackedSAC(CapturedLearner):
         inputs = repeated_inputs(observations, actions, settings.critics, self.critic_shape.padded_inputs)
         q, to_inputs = values_of(self.critic.parameters, self.critic_shape, inputs)
         d_q = torch.full_like(q, -1 / (settings.critics * batch))
-        if settings.pessimistic_policy:
-            each = q.unflatten(0, (self.agents, settings.critics))
-            d_q = torch.where(each == each.amin(1, keepdim=True), -1 / batch, 0.0).flatten(0, 1).to(q.dtype)
         d_inputs = to_inputs(d_q).unflatten(0, (self.agents, settings.critics))
         d_out = policy_gradient(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())

@@ -141,8 +141,7 @@ class PlainAgent:
                         followed.copy_(0.995 * followed + 0.005 * p)
         actions, log_prob = self.act(observations, policy_noise)
         x = torch.cat((observations, actions), -1)
-        q = torch.stack([q(x) for q in self.values])
-        q = q.amin(0) if self.learner.settings.pessimistic_policy else q.mean(0)
+        q = torch.stack([q(x) for q in self.values]).mean(0)
         policy_optimiser.zero_grad()
         (self.log_alpha.exp().detach() * log_prob - q).mean().backward()
         policy_optimiser.step()
@@ -197,7 +196,7 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
         {"feature_norm": True, "temperature": 0.1},
         {"layer_norm": True, "feature_norm": True},
         {"blocks": 1, "weight_decay": 0.1},
-        {"blocks": 2, "pessimistic_policy": True},
+        {"blocks": 2},
     ],
 )
 def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
