@@ -33,19 +33,34 @@ def split_goal(observation_space: spaces.Space[Any]) -> tuple[spaces.Dict, dict[
     return spaces.Dict(entries), {GOAL: goal}
 
 
-def goal_columns(spec: TransitionSpec, goal: Tensor, achieved: Tensor) -> Tensor:
-    """Return the columns of goals, given them and the next achieved goals, ``(n, goal_dim)``."""
-    return goal - achieved if _OFFSET in spec.extra else goal
+class Goals:
+    """Converts goals to columns of rows and back.
 
+    Args:
+        spec: Layout of the rows.
+        space: Space of goals.
+    """
 
-def goals_of(spec: TransitionSpec, rows: Tensor, space: spaces.Space[Any]) -> Tensor:
-    """Return the goals of rows within the bounds of their space; inverse of `goal_columns`."""
-    if _OFFSET not in spec.extra:
-        return rows[:, spec.field(GOAL).columns]
-    following = spec.field("next_observations").leaf_columns()
-    achieved = next(columns for leaf, columns in following if leaf.path == (ACHIEVED,))
-    assert isinstance(space, spaces.Box)  # see `split_goal`
-    low, high = (
-        torch.as_tensor(b.reshape(-1), dtype=torch.float32, device=rows.device) for b in (space.low, space.high)
-    )
-    return (rows[:, spec.field(_OFFSET).columns] + rows[:, achieved]).clamp(low, high)
+    def __init__(self, spec: TransitionSpec, space: spaces.Space[Any]) -> None:
+        """Find the columns."""
+        self._is_offset = _OFFSET in spec.extra
+        self._columns = spec.field(_OFFSET if self._is_offset else GOAL).columns
+        following = spec.field("next_observations").leaf_columns()
+        self._achieved = next(columns for leaf, columns in following if leaf.path == (ACHIEVED,))
+        self._bounds: list[Tensor] = []
+        if isinstance(space, spaces.Box) and (space.is_bounded("below") or space.is_bounded("above")):
+            self._bounds = [torch.from_numpy(bound.astype("float32").reshape(-1)) for bound in (space.low, space.high)]
+
+    def columns(self, goals: Tensor, achieved: Tensor) -> Tensor:
+        """Return the columns of goals, given them and the next achieved goals, ``(n, goal_dim)``."""
+        return goals - achieved if self._is_offset else goals
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return the goals of rows within their bounds; inverse of `columns`."""
+        if not self._is_offset:
+            return rows[:, self._columns]
+        goals = rows[:, self._columns] + rows[:, self._achieved]
+        if self._bounds:
+            self._bounds = [bound.to(goals.device) for bound in self._bounds]
+            goals.clamp_(*self._bounds)
+        return goals

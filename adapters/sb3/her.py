@@ -6,8 +6,6 @@ modelled: the generator learns transitions with the goals that `HerReplayBuffer`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, 
 from torch import Tensor
 
 from synther_replay.adapters.sb3.buffer import SynthERDictBuffer
-from synther_replay.adapters.sb3.goals import ACHIEVED, GOAL, goal_columns, goals_of
+from synther_replay.adapters.sb3.goals import ACHIEVED, GOAL, Goals
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed
@@ -36,7 +34,8 @@ class RelabelledRows(RealRows):
         """Start without rows."""
         super().__init__(buffer, spec, seed, device)
         self._seed = seed
-        self._goals = _random_state(seed)
+        self._random = np.random.default_rng(derive_seed(seed, 13))
+        self.goals = Goals(spec, buffer.observation_space[GOAL])
 
     def __len__(self) -> int:
         """Number of transitions of complete episodes."""
@@ -51,31 +50,34 @@ class RelabelledRows(RealRows):
 
     def sample(self, n: int, times: int = 1) -> Tensor:
         """Draw `n` relabelled rows uniformly with replacement, `times` times, ``(times * n, dim)``."""
-        complete = np.flatnonzero(self.buffer.ep_length)
+        complete = np.flatnonzero(self.buffer.ep_length > 0)
         drawn = (self._indices.draw(n, len(complete)).cpu().numpy() for _ in range(times))
-        return torch.cat([self._relabelled(complete[index], self._goals) for index in drawn])
+        return torch.cat([self._relabelled(complete[index], self._random) for index in drawn])
 
     def transitions(self) -> Transitions:
         """Return every transition once, with goals in the proportions of a batch; the same at every call.
 
         Once, because copies with other goals would be in training and held-out rows alike.
         """
-        goals = _random_state(self._seed, self.buffer.added)
-        rows = self._relabelled(goals.permutation(np.flatnonzero(self.buffer.ep_length)), goals)
+        random = np.random.default_rng(derive_seed(self._seed, 14, self.buffer.added))
+        rows = self._relabelled(random.permutation(np.flatnonzero(self.buffer.ep_length > 0)), random)
         self._question_units(rows[:, self.spec.actions])
         return Transitions(self.spec, rows)
 
-    def _relabelled(self, index: np.ndarray, goals: np.random.RandomState) -> Tensor:
+    def _relabelled(self, index: np.ndarray, random: np.random.Generator) -> Tensor:
         """Return rows by number; as in SB3, the first ones get virtual goals."""
         buffer = self.buffer
         position, environment = np.divmod(index, buffer.n_envs)
         virtual = int(buffer.her_ratio * len(index))
         parts = []
-        with _numpy_draws_from(goals):
+        buffer.goal_random = random
+        try:
             if virtual:
                 parts.append(buffer._get_virtual_samples(position[:virtual], environment[:virtual]))
             if virtual < len(index):
                 parts.append(buffer._get_real_samples(position[virtual:], environment[virtual:]))
+        finally:
+            buffer.goal_random = None
         return torch.cat([self._rows_of(part) for part in parts])
 
     def _rows_of(self, batch: Any) -> Tensor:
@@ -91,7 +93,7 @@ class RelabelledRows(RealRows):
             part.reshape(len(batch.rewards), -1).to(torch.float32)
             for part in (batch.observations[GOAL], batch.next_observations[ACHIEVED], *parts)
         )
-        return torch.cat([*columns, goal_columns(self.spec, goal, achieved)], 1)
+        return torch.cat([*columns, self.goals.columns(goal, achieved)], 1)
 
 
 class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
@@ -118,6 +120,7 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
 
     _rows_type = RelabelledRows
     _has_goals = True
+    goal_random: np.random.Generator | None = None  # draws virtual goals; None: NumPy's global one, as in SB3
 
     def __init__(
         self,
@@ -169,22 +172,16 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
         del state["env"]
         return state
 
+    def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
+        """Draw virtual goals by SB3's rules, from a generator of our own if there is one."""
+        if self.goal_random is None:
+            return super()._sample_goals(batch_indices, env_indices)
+        start, length = (array[batch_indices, env_indices] for array in (self.ep_start, self.ep_length))
+        first = (batch_indices - start) % self.buffer_size  # number of the transition in its episode
+        if self.goal_selection_strategy is not GoalSelectionStrategy.FUTURE:
+            first = length - 1 if self.goal_selection_strategy is GoalSelectionStrategy.FINAL else 0
+        chosen = (start + self.goal_random.integers(first, length)) % self.buffer_size
+        return self.next_observations[ACHIEVED][chosen, env_indices]
+
     def _entries(self, rows: Tensor, field: str) -> dict[str, Tensor]:
-        goals = goals_of(self.source.spec, rows, self.observation_space[GOAL])
-        return {**super()._entries(rows, field), GOAL: self._entry(GOAL, goals)}
-
-
-def _random_state(*seeds: int) -> np.random.RandomState:
-    return np.random.RandomState(derive_seed(*seeds, 13) % 2**32)
-
-
-@contextmanager
-def _numpy_draws_from(own: np.random.RandomState) -> Iterator[None]:
-    """Let NumPy's global generator, from which SB3 draws goals, continue `own`; its state is restored after."""
-    before = np.random.get_state()
-    np.random.set_state(own.get_state())
-    try:
-        yield
-    finally:
-        own.set_state(np.random.get_state())
-        np.random.set_state(before)
+        return {**super()._entries(rows, field), GOAL: self._entry(GOAL, self._real.goals.of(rows))}

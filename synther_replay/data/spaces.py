@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -53,7 +54,7 @@ class Leaf:
         """The path for error messages: ``['camera'][0]``."""
         return "".join(f"[{key!r}]" for key in self.path)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of columns."""
         return int(np.prod(self.shape, dtype=np.int64))

@@ -177,6 +177,26 @@ def test_real_part_of_a_batch_has_virtual_goals_in_their_share(strategy, goals, 
     assert among(batch.observations["desired_goal"][~own], achieved).all()
 
 
+@pytest.mark.parametrize(("strategy", "allowed"), [("future", "from it on"), ("final", "last"), ("episode", "any")])
+@pytest.mark.parametrize("steps", [40, 75])  # partly full, wrapped around
+def test_virtual_goals_are_those_that_the_strategy_allows(strategy, allowed, steps):
+    buffer = fill(make(size=60, goal_selection_strategy=strategy), steps)
+    buffer.her_ratio = 1.0  # no real goals
+    buffer.source.schedule = RetrainSchedule(every=10**6, start=10**6)
+    batch = buffer.sample(400)
+    achieved = torch.from_numpy(buffer.next_observations["achieved_goal"][:, 0])
+    seen = set()
+    for place, goal in zip(batch.next_observations["achieved_goal"], batch.observations["desired_goal"], strict=True):
+        taken, of_goal = ((one - achieved).abs().amax(1).argmin().item() for one in (place, goal))
+        start = int(buffer.ep_start[taken, 0])
+        number, chosen = ((one - start) % 60 for one in (taken, of_goal))
+        assert chosen < LENGTH
+        assert chosen in {"from it on": range(number, LENGTH), "last": (LENGTH - 1,), "any": range(LENGTH)}[allowed]
+        seen.add((number, chosen))
+    expected = {"from it on": 55, "last": 10, "any": 100}[allowed]
+    assert 0.9 * expected <= len(seen) <= expected
+
+
 def test_the_generator_gets_every_complete_transition_once_and_relabelled():
     buffer = fill(make(n_envs=2, real_ratio=0.5), 25)  # two complete episodes and a half in each environment
     assert len(buffer.source.real) == 40
@@ -351,15 +371,6 @@ def test_wrong_option_is_named(options, error, word):
 def test_observations_without_goals_are_refused(space):
     with pytest.raises(ValueError, match="desired_goal"):
         SynthERHerBuffer(10, space, spaces.Box(-1, 1, (1,)), env=None, device="cpu")
-
-
-def test_state_of_numpy_is_restored_if_the_environment_fails():
-    buffer = fill(make(), 20)
-    buffer.env.envs[0].unwrapped.compute_reward = None
-    state = pickle.dumps(np.random.get_state())
-    with pytest.raises(TypeError):
-        buffer.sample(16)
-    assert pickle.dumps(np.random.get_state()) == state
 
 
 def test_it_is_a_buffer_of_both_kinds():
