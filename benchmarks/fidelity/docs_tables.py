@@ -48,13 +48,18 @@ def tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
-    samplers = json.loads((results / "fidelity" / "samplers-h200.json").read_text())["table"]
+    samplers, terminations, long = (
+        json.loads((results / "fidelity" / f"{name}-h200.json").read_text())
+        for name in ("samplers", "terminations", "long-rows")
+    )
     return {
         "readme-fidelity": _sentence(main),
         "fidelity-main": _fidelity_table(main),
         "fidelity-dynamics": _dynamics(main),
         "fidelity-variants": _variants(variants),
-        "fidelity-samplers": _samplers(samplers),
+        "fidelity-samplers": _samplers(samplers["table"]),
+        "fidelity-terminations": _terminations(terminations["results"]),
+        "fidelity-long-rows": _long_rows(long["tasks"]),
     }
 
 
@@ -123,6 +128,31 @@ def _variants(sources: dict[str, Any]) -> str:
     return markdown_table(
         ("generator", "marginal", "worst column", "correlation", "error of the next observation"), rows
     )
+
+
+def _terminations(results: dict[str, Any]) -> str:
+    """Rate, precision and recall of generated flags, a row per data set and generator."""
+    rows = []
+    for name, generators in results.items():
+        for generator, found in generators.items():
+            preset, _, exact = generator.partition(", ")
+            shares = (f"{100 * found[key]:.2f} %" for key in ("real_rate", "rate"))
+            agreement = (f"{found[key]:.1%}".replace("%", " %") for key in ("precision", "recall"))
+            rows.append([name.removesuffix("-regen"), f"`{preset}({exact})`", *shares, *agreement])
+    return markdown_table(("data set", "generator", "terminated, real", "terminated", "precision", "recall"), rows)
+
+
+def _long_rows(tasks: dict[str, Any]) -> str:
+    """Scores of variants on long rows, a row per variant."""
+    names = dict.fromkeys(name for task in tasks.values() for name in task["variants"])
+    rows = []
+    for name in names:
+        found = [task["variants"].get(name) for task in tasks.values()]
+        rows.append(
+            [name, *(f"{one[key]:.3f}" if one else None for one in found for key in ("marginal", "correlation"))]
+        )
+    head = [f"{task}, {key}" for task in tasks for key in ("marginal", "correlation")]
+    return markdown_table(("`fast()`", *head), rows)
 
 
 def _samplers(entries: list[dict[str, Any]]) -> str:

@@ -31,6 +31,7 @@ def tables(results: Path) -> dict[str, str]:
     return {
         "readme-speed": sentences(gpu, online),
         "speed-core": core_table(gpu),
+        "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
         "speed-cpu": cpu_table(cpu),
         "speed-adapters": adapters_table({"CPU": cpu, "H200": gpu}),
         "speed-published-run": published_run_table(gpu),
@@ -67,9 +68,23 @@ def core_table(gpu: Measured, machine: str = "one H200") -> str:
         ["`buffer.sample(256)`, half synthetic", None, f"{buffer['sample_us']:.0f} us", None],
         ["one gather of the same number of rows", None, f"{buffer['one_gather_us']:.0f} us", None],
         ["`fidelity` of 1M against 1M rows", None, _s(gpu["fidelity"], "s"), None],
-        ["first fit of a process, with compilation", None, _s(gpu["first use"], "fit_s"), None],
     ]
     return markdown_table((machine, "published code", "here", "ratio"), rows)
+
+
+def _first_use(measured: Measured) -> str:
+    """First fit and sample in a process, and those with other sizes."""
+    titles = {
+        "first": "first in a process",
+        "other observations": "then with another number of observations",
+        "other network": "then with another width of the network",
+        "long observations": "then with 348 observations",
+    }
+    rows = [
+        [title, *(_s(found, f"{name}, {part}") for found in measured.values() for part in ("fit", "sample"))]
+        for name, title in titles.items()
+    ]
+    return markdown_table(("one H200", *(f"{part}, {state}" for state in measured for part in ("fit", "sample"))), rows)
 
 
 def cpu_table(cpu: Measured, machine: str = "two CPU cores") -> str:
