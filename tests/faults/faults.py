@@ -41,7 +41,7 @@ from synther_replay.adapters.corl import ReplayBuffer, d4rl
 from synther_replay.persistence import checkpoint
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (2,)))
-TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, batch_size=32, sampling_steps=4, exact=False)
+TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, batch_size=32, sampling_steps=4)
 MOST_MEMORY = 2**30  # bytes that a load may ask for
 
 
@@ -78,6 +78,19 @@ class Generator:
 
     def state(self, of: Any) -> Any:
         return of.state_dict()
+
+
+class Table(Generator):
+    """A generator whose rows are all discrete: it holds a table of them."""
+
+    spec = TransitionSpec.from_spaces(gym.spaces.Discrete(6), gym.spaces.Discrete(3))
+
+    def prototype(self, seed: int) -> Any:
+        generator = DiffusionGenerator(self.spec, TINY, device="cpu", seed=seed)
+        made = torch.rand(100, self.spec.dim, generator=torch.Generator().manual_seed(seed))
+        sizes = torch.tensor([6.0, 3.0, 2.0, 6.0, 2.0])
+        generator.fit(Transitions(self.spec, (made * sizes).floor()))
+        return generator
 
 
 class Buffer(Generator):
@@ -156,6 +169,7 @@ class CorlStream(Corl):
 
 CASES = {
     "generator": Generator,
+    "table": Table,
     "buffer": Buffer,
     "corl-npz": Corl,
     "corl-hdf5": CorlHDF5,

@@ -11,7 +11,7 @@ pytest.importorskip("h5py")
 if not sys.platform.startswith("linux"):
     pytest.skip("the limits of memory and file sizes are those of Linux", allow_module_level=True)
 
-CASES = ["generator", "buffer", "corl-npz", "corl-hdf5", "corl-stream"]
+CASES = ["generator", "table", "buffer", "corl-npz", "corl-hdf5", "corl-stream"]
 FEW = {
     "interrupted_save": 12,
     "interrupted_load": 12,
