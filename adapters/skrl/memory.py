@@ -5,6 +5,7 @@ Usage: ``SynthERMemory(memory_size=100_000, num_envs=env.num_envs, device=env.de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
 from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
 from synther_replay.replay.batch import synthetic_mask
+from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
 
 _MARK = "is_synthetic"
@@ -42,6 +44,7 @@ class SynthERMemory(RandomMemory):
         synthetic_capacity: Maximum number of synthetic rows.
         seed: Seed of generator and synthetic rows, see `SourceOptions`; skrl draws the real rows. None: the seed of
             skrl's `set_seed`, or the one last passed to `torch.manual_seed`.
+        on_refit: Called with a `RefitReport` after every refit.
         **memory: As in `RandomMemory`: ``memory_size``, ``num_envs``, ``device``, ``replacement``, ...
 
     Attributes:
@@ -56,11 +59,12 @@ class SynthERMemory(RandomMemory):
         schedule: ScheduleOption = None,
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
+        on_refit: Callable[[RefitReport], object] | None = None,
         **memory: Any,
     ) -> None:
         """Check the arguments and create an empty memory."""
         super().__init__(**memory)
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed)
+        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
         self._spaces: dict[str, spaces.Space[Any]] = {}
         self._names: tuple[str, ...] = ()  # tensors in the order of the columns of a row
         self._last: tuple[int, Tensor] | None = None  # size of the last mixed batch and places of its real rows

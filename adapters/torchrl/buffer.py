@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,8 @@ class SynthERReplayBuffer:
     Batches hold the entries of a transition, the flags of the data, the info of the real buffer (index, priority
     weight) and ``"is_synthetic"``, bool ``(batch,)``. Entries that are not modelled, such as log-probabilities, are
     dropped. Attributes and methods that this class does not define are those of the real buffer. Direct writes to the
-    real buffer also count towards refits (one-dimensional storage, round-robin writer).
+    real buffer, also by collectors in other processes, count towards refits (one-dimensional storage, round-robin
+    writer).
 
     >>> from tensordict import TensorDict
     >>> from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
@@ -94,6 +98,7 @@ class SynthERReplayBuffer:
     _awaited: dict[str, Any] | None
     _empty_info: dict[str, Any] | None
     _iterator: Iterator[Any] | None
+    _process: int
     _layout: Layout
     _rows: RealEntries
 
@@ -131,6 +136,7 @@ class SynthERReplayBuffer:
         self._awaited = None  # loaded state of a source that cannot be created yet
         self._empty_info = None
         self._iterator = None
+        self._process = os.getpid()  # synthetic rows are drawn in this one only
         if self.real_ratio < 1.0 and action_spec is None:
             raise ValueError("action_spec: required for the bounds of generated actions, pass env.action_spec")
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
@@ -179,8 +185,21 @@ class SynthERReplayBuffer:
             object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without the iterator of `next`; own tensors are on the CPU."""
-        return {**vars(self), "_iterator": None, "_empty_info": None, "_awaited": on_cpu(self._awaited)}
+        """State for pickle and deepcopy, without the iterator of `next`; own tensors are on the CPU.
+
+        A process that is started with the buffer, such as a collector's, writes to the same storage. It gets neither
+        generator nor synthetic rows: there, only the real part can be used.
+        """
+        state = {**vars(self), "_iterator": None, "_empty_info": None, "_awaited": on_cpu(self._awaited)}
+        if get_spawning_popen() is None:
+            return {**state, "_process": None}
+        options = replace(self._options, real_ratio=self.real_ratio, generator=None, schedule=None, on_refit=None)
+        kept = {name: value for name, value in state.items() if name not in ("_layout", "_rows")}
+        return {**kept, "source": None, "_awaited": None, "_options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore; an ordinary copy belongs to the process that it is restored in."""
+        vars(self).update({**state, "_process": state.get("_process") or os.getpid()})
 
     def __getitem__(self, index: Any) -> Any:
         """Return real transitions by index."""
@@ -220,6 +239,11 @@ class SynthERReplayBuffer:
         batch_size = self.real.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError("batch_size: required here or in the constructor of the real buffer")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "sample: this process was started with the buffer and can only write to it; sample in the process that "
+                "made it, or set real_ratio=1"
+            )
         check_sampler(self.real)  # it may have been replaced
         source = self._make_source()
         self._count()
@@ -229,19 +253,19 @@ class SynthERReplayBuffer:
             if not len(self.real):
                 raise ValueError("buffer is empty: add transitions before sampling")
             values, info = self._rows.sample(batch_size, self._batch_entries())
-            is_real = torch.ones(length(values), dtype=torch.bool, device=device)
+            is_synthetic = torch.zeros(length(values), dtype=torch.bool, device=device)
         else:
-            values, is_real, info = self._mixed(drawn[0].rows, drawn[1])
+            values, is_synthetic, info = self._mixed(drawn[0].rows, drawn[1])
         info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
-        entries: dict[Any, Tensor] = {**values, "is_synthetic": ~is_real}
+        entries: dict[Any, Tensor] = {**values, "is_synthetic": is_synthetic}
         if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
             for key, value in info.items():  # its batches include the info
                 entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
-        data = as_tensordict(entries, len(is_real), device)
+        data = as_tensordict(entries, len(is_synthetic), device)
         return (data, info) if return_info else data
 
     def _mixed(self, rows: Tensor, places: Tensor) -> Any:
-        """Return a `Mixed`: synthetic entries with real ones at `places`, the mask of real rows, and the info."""
+        """Return a `Mixed`: synthetic entries with real ones at `places`, the mask of synthetic rows, and the info."""
         if len(places) and (mixed := self._rows.mix_rows(rows, places)) is not None:
             return mixed
         synthetic = self._transformed(rows)
@@ -249,8 +273,8 @@ class SynthERReplayBuffer:
         if len(places):
             return self._rows.mix_into(values, places)
         values = {key: value.clone() for key, value in values.items()}  # entries must not share memory
-        none = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-        return values, none, self._info_of_none(places, len(rows))
+        every = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        return values, every, self._info_of_none(places, len(rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches until the sampler of the real buffer runs out (most never do)."""

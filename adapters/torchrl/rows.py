@@ -22,10 +22,12 @@ from torchrl.data.replay_buffers.samplers import SliceSampler, SliceSamplerWitho
 from torchrl.data.replay_buffers.storages import _get_default_collate
 
 from synther_replay.adapters.torchrl.layout import Key, Layout
+from synther_replay.adapters.torchrl.mirror import PackedMirror
 from synther_replay.data.transitions import Transitions
+from synther_replay.replay.batch import synthetic_mask
 
 Info = dict[str, Any]
-Mixed = tuple[dict[Key, Tensor], Tensor, Info]  # entries, mask of real rows, info of the sampler
+Mixed = tuple[dict[Key, Tensor], Tensor, Info]  # entries, mask of synthetic rows, info of the sampler
 
 
 class RealEntries:
@@ -40,6 +42,10 @@ class RealEntries:
         """Determine whether rows can be read directly from the storage."""
         self.real, self.layout = real, layout
         self._tensors: dict[Key, Tensor] = {}
+        self._numbers: list[Tensor] = []
+        self._flags: list[Tensor] = []
+        self._mirror: PackedMirror | None = None
+        self._no_memory = False  # whether a mirror did not fit into memory
         # If nothing changes rows between storage and batch, reading only the required entries is faster than the
         # buffer's `sample`. All other buffers are sampled through `sample`.
         self._plain = (
@@ -76,41 +82,60 @@ class RealEntries:
     def mix_rows(self, rows: Tensor, places: Tensor) -> Mixed | None:
         """Fast path of `mix_into` for synthetic rows ``(size, dim)``; None if layout or device do not allow it.
 
-        Numbers are concatenated to one tensor and flags to another before they are mixed: with small tensors, the
-        number of operations determines the time.
+        Numbers are concatenated to one tensor ``(rows, columns)`` and flags to another ``(flags, rows)`` before they
+        are mixed: with small tensors, the number of operations determines the time. It modifies `rows`.
         """
         if not (self._is_plain() and self.layout.is_packed and self._storage_device() == places.device):
             return None
-        numbers, flags = self.layout.number_keys, self.layout.flag_keys
+        layout = self.layout
         with locked(self.real):
-            index, info, held = self._draw(len(places))
+            index, info, _ = self._draw(len(places))
             size, places = len(rows), places[: len(index)]
-            row_numbers = filled("index", index, places, size)
-            is_real, readable = (row_numbers >= 0)[:, None], row_numbers.clamp(min=0)
-            real = torch.cat([held[key].index_select(0, readable) for key in numbers], 1)
-            raised = torch.cat([held[key].index_select(0, readable) for key in flags], 1).logical_and_(is_real)
-        mixed = torch.where(is_real, real, rows[:, :-1])
-        ended = raised[:, : self.layout.terminated_flags]  # the termination flags come first
-        ended.logical_or_((rows[:, -1:] > 0.5).logical_and_(~is_real))
-        # copies, because entries must not share memory (autograd)
+            real, raised = self._packed(index)
+        numbers = rows[:, :-1].index_copy_(0, places, real)
+        flags = torch.zeros(len(self._flags), size, dtype=torch.bool, device=rows.device)
+        flags[: layout.terminated_flags] = rows[:, -1]  # the termination flags come first
+        flags.index_copy_(1, places, raised)
         split: Any = torch.split_with_sizes_copy
-        values: dict[Key, Tensor] = dict(zip(numbers, split(mixed, self.layout.number_widths, 1), strict=True))
-        values |= zip(flags, split(raised, [1] * len(flags), 1), strict=True)
+        values: dict[Key, Tensor] = dict(zip(layout.number_keys, split(numbers, layout.number_widths, 1), strict=True))
+        # .data: separate version counters, so that modifying one flag does not invalidate the others for autograd
+        values |= zip(layout.flag_keys, (flag.data.view(size, 1) for flag in flags.unbind()), strict=True)
+        row_numbers = filled("index", index, places, size)
         others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
-        return values, is_real[:, 0], {**others, "index": row_numbers}
+        return values, row_numbers < 0, {**others, "index": row_numbers}
+
+    def _packed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the numbers ``(n, columns)`` and flags ``(flags, n)`` of rows."""
+        if self._mirrors():
+            mirror = self._mirror
+            if mirror is None or not mirror.mirrors(self._numbers):
+                self._mirror = mirror = PackedMirror.or_none(self.real.storage, self._numbers, self._flags)
+                self._no_memory = mirror is None
+            if mirror is not None:
+                found: tuple[Tensor, Tensor] = mirror.read(index, len(self.real))
+                return found
+        numbers = torch.cat([part.index_select(0, index) for part in self._numbers], 1)
+        flags = torch.cat([flag.index_select(0, index) for flag in self._flags])
+        return numbers, flags.view(len(self._flags), -1)
+
+    def _mirrors(self) -> bool:
+        """Return whether rows are read from a mirror; writes of other processes would not reach it."""
+        return self._pays() and not self._no_memory and not getattr(self.real, "shared", False)
+
+    def _pays(self) -> bool:
+        return self._numbers[0].is_cuda
 
     def mix_into(self, synthetic: dict[Key, Tensor], places: Tensor) -> Mixed:
-        """Put real entries at `places` of a synthetic batch; return entries, mask of real rows and info.
+        """Put real entries at `places` of a synthetic batch; return entries, mask of synthetic rows and info.
 
         If the sampler runs out of rows, the remaining places stay synthetic.
         """
         size = length(synthetic)
         real, info = self.sample(len(places), list(synthetic))
         places = places[: length(real)]
-        is_real = torch.zeros(size, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
         info = {key: each(v, partial(filled, key, places=places, size=size)) for key, v in info.items()}
         mixed = {key: v.clone().index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}
-        return mixed, is_real, info
+        return mixed, synthetic_mask(size, places, places.device), info
 
     def _sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         with warnings.catch_warnings():  # the real part is smaller than the buffer's batch size
@@ -126,6 +151,10 @@ class RealEntries:
         data, probe = self.real.storage._storage, self.layout.keys.action
         if data.get(probe) is not self._tensors.get(probe):
             self._tensors = {key: data.get(key) for key in data.keys(True, True)}
+            if self.layout.is_packed:
+                self._numbers = [self._tensors[key] for key in self.layout.number_keys]
+                # without the last axis: selecting rows is then twice as fast
+                self._flags = [self._tensors[key][:, 0] for key in self.layout.flag_keys]
         return self._tensors
 
     def _storage_device(self) -> torch.device:
@@ -138,8 +167,8 @@ class RealEntries:
         return index, {**_with_axis(info), "index": index}, self._held()
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without the cached tensors."""
-        return {**vars(self), "_tensors": {}}
+        """State for pickle and deepcopy, without the cached tensors and the mirror."""
+        return {**vars(self), "_tensors": {}, "_numbers": [], "_flags": [], "_mirror": None}
 
 
 @contextmanager

@@ -275,13 +275,15 @@ def test_reset_removes_all_rows_and_keeps_the_model():
     assert is_real(batch).all()
 
 
-def test_refits_are_those_of_the_schedule():
-    generator = Marked()
-    memory = make(0, size=100, generator=generator, schedule={"start": 10, "every": 20, "rows": 10})
+def test_refits_are_those_of_the_schedule_and_are_reported():
+    generator, reports = Marked(), []
+    schedule = {"start": 10, "every": 20, "rows": 10}
+    memory = make(0, size=100, generator=generator, schedule=schedule, on_refit=reports.append)
     for step in range(60):
         filled(memory, 1, first=step)
         memory.sample(NAMES, batch_size=4)
     assert generator.fits == 3
+    assert [report.steps for report in reports] == [10, 30, 50]
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
