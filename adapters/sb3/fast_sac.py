@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from synther_replay.common.checks import whole_number
 
 _MOST_STEPS = 64  # updates per CUDA graph; more only increase the capture time
 _MOST_BYTES = 2**28  # of observations drawn at once
+_INITIAL_VALUE = 1.0  # size of the values of untrained critics, whatever the rewards
 # With ``gradient_steps=-1`` every call may have another number of updates. After this many different numbers, further
 # ones are split into powers of two.
 _LENGTHS = 8
@@ -46,6 +48,9 @@ class FastSAC(SAC):
         policy_delay: Critic updates per update of actor and entropy coefficient. The last critic update of a call of
             `train` is always followed by an actor update.
         **kwargs: As in `SAC`. ``use_sde=True`` requires ``policy_delay=1`` and uses SB3's own loop.
+
+    The logger also gets ``values/largest``, the size of the largest Q value, and ``values/limit``, the size that
+    rewards, entropy and discount allow. The first value beyond it gives a warning: the critics diverge.
 
     On a GPU, hooks of the networks run only while a CUDA graph is captured, and non-finite parameters give NaN where
     `SAC` raises an error.
@@ -67,8 +72,10 @@ class FastSAC(SAC):
         if self.use_sde and self.policy_delay > 1:
             raise ValueError(f"policy_delay: expected 1 with use_sde=True, got {self.policy_delay!r}")
         super()._setup_model()
-        # logged sums: entropy coefficient, and losses of actor, critics and entropy coefficient
-        self._sums = torch.zeros(4, dtype=torch.float32, device=self.device)
+        # logged sums: entropy coefficient, and losses of actor, critics and entropy coefficient;
+        # then two maxima: of the values' size, and of the size that rewards and discount allow
+        self._sums = torch.zeros(6, dtype=torch.float32, device=self.device)
+        self._value_limit, self._diverged = 0.0, False  # over all calls of `train`
         self._critics, self._target_critics = Critics(self.critic), Critics(self.critic_target)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
@@ -136,6 +143,7 @@ class FastSAC(SAC):
         loss = (ent_coef * log_prob.reshape(-1, 1) - q_values.min(dim=1, keepdim=True).values).mean()
         self._minimise(loss, self.actor.optimizer)
         self._sums[:2].add_(torch.stack([ent_coef.reshape(()), loss.detach()]))
+        self._note_largest(4, q_values.detach())
 
     @torch.no_grad()
     def _act_on_next(self, block: Any, batches: list[Any], ent_coef: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,8 +154,11 @@ class FastSAC(SAC):
             each = [self.actor.action_log_prob(batch.next_observations) for batch in batches]
             following, log_prob = (torch.cat(part) for part in zip(*each, strict=True))
         discounts = getattr(block, "discounts", None)
-        weight = (1 - block.dones) * (self.gamma if discounts is None else discounts)
-        return following, block.rewards - weight * ent_coef * log_prob.reshape(-1, 1), weight
+        discounts = self.gamma if discounts is None else discounts
+        weight = (1 - block.dones) * discounts
+        known = block.rewards - weight * ent_coef * log_prob.reshape(-1, 1)
+        self._note_largest(5, known / (1 - discounts + 1e-12))  # there is no limit without a discount
+        return following, known, weight
 
     def _update_critics(self, batch: Any, following: Tensor, known: Tensor, weight: Tensor) -> Tensor:
         """Run one critic update and return the errors ``(batch, critics)``.
@@ -168,6 +179,11 @@ class FastSAC(SAC):
         torch._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
         if self.batch_norm_stats:
             torch._foreach_copy_(self.batch_norm_stats_target, self.batch_norm_stats)
+
+    @torch.no_grad()
+    def _note_largest(self, place: int, values: Tensor) -> None:
+        """Keep the largest size in `_sums`; NaN stays."""
+        self._sums[place].copy_(torch.maximum(self._sums[place], values.abs().amax()))
 
     def _minimise(self, loss: Tensor, optimizer: Optimizer, gradient: Tensor | None = None) -> None:
         """Take one optimiser step; gradients are computed only for its own parameters.
@@ -224,7 +240,8 @@ class FastSAC(SAC):
         return join_batches([buffer.sample(batch_size, env=env) for _ in range(count)])
 
     def _record(self, gradient_steps: int) -> None:
-        ent_coef, actor_loss, critic_loss, ent_coef_loss = self._sums.tolist()  # the only synchronisation with the GPU
+        # the only synchronisation with the GPU
+        ent_coef, actor_loss, critic_loss, ent_coef_loss, largest, limit = self._sums.tolist()
         of_actor = -(-gradient_steps // self.policy_delay)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/ent_coef", ent_coef / of_actor)
@@ -232,6 +249,20 @@ class FastSAC(SAC):
         self.logger.record("train/critic_loss", critic_loss / gradient_steps)
         if self.ent_coef_optimizer is not None:
             self.logger.record("train/ent_coef_loss", ent_coef_loss / of_actor)
+        self._watch_values(largest, limit)
+
+    def _watch_values(self, largest: float, limit: float) -> None:
+        """Log the largest value and the limit that rewards, entropy and discount set; warn if it is exceeded."""
+        self._value_limit = max(self._value_limit, limit)
+        self.logger.record("values/largest", largest)
+        self.logger.record("values/limit", self._value_limit)
+        if not self._diverged and not largest <= self._value_limit + _INITIAL_VALUE:  # NaN included
+            self._diverged = True
+            warnings.warn(
+                f"the critics diverge: values up to {largest:.3g}, where rewards and discount allow "
+                f"{self._value_limit:.3g}; try 'LayerNormMlpPolicy', more critics or fewer gradient_steps",
+                stacklevel=2,
+            )
 
     def _optimizers(self) -> list[Optimizer]:
         optimizers = [self.actor.optimizer, self.critic.optimizer]

@@ -321,6 +321,42 @@ def test_statistics_of_batch_normalisation_are_those_of_sac(recorder, without_no
     assert ours.actor.features_extractor.layers[1].num_batches_tracked == batches, "each batch counts by itself"
 
 
+# --- watchdog of the values -------------------------------------------------------------------------------------------
+
+
+def test_values_and_their_limit_are_logged(recorder):
+    trained = filled(policy_delay=2, ent_coef=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained.train(4, 8)
+    rewards = np.abs(trained.replay_buffer.rewards[:40])
+    found = trained.logger.name_to_value
+    assert 0 < found["values/largest"] < found["values/limit"] <= rewards.max() * 100 * (1 + 1e-5)
+    assert found["values/limit"] > rewards.min() * 100
+
+
+@pytest.mark.parametrize(("spoilt", "calls"), [(1e6, 3), (float("nan"), 1)])  # NaN ends the next call, as in SAC
+def test_values_beyond_their_limit_give_one_warning(spoilt, calls):
+    trained = filled(policy_delay=2)
+    with torch.no_grad():
+        trained.critic.qf0[-1].bias.fill_(spoilt)
+        trained.critic.qf1[-1].bias.fill_(spoilt)
+    with pytest.warns(UserWarning, match="diverge") as told:
+        for _ in range(calls):
+            trained.train(2, 8)
+    assert len([one for one in told if "diverge" in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("gamma", [0.99, 1.0])
+def test_rewards_of_zero_are_no_divergence(gamma):
+    trained = filled(policy_delay=2, ent_coef=0.0, gamma=gamma)
+    trained.replay_buffer.rewards[:] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trained.train(4, 8)
+    assert trained.logger.name_to_value["values/limit"] == 0
+
+
 # --- the critics as one network ---------------------------------------------------------------------------------------
 
 
