@@ -175,13 +175,15 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
     def _sample_goals(self, batch_indices: np.ndarray, env_indices: np.ndarray) -> np.ndarray:
         """Draw virtual goals by SB3's rules, from a generator of our own if there is one."""
         if self.goal_random is None:
-            return super()._sample_goals(batch_indices, env_indices)
+            goals: np.ndarray = super()._sample_goals(batch_indices, env_indices)
+            return goals
         start, length = (array[batch_indices, env_indices] for array in (self.ep_start, self.ep_length))
         first = (batch_indices - start) % self.buffer_size  # number of the transition in its episode
         if self.goal_selection_strategy is not GoalSelectionStrategy.FUTURE:
             first = length - 1 if self.goal_selection_strategy is GoalSelectionStrategy.FINAL else 0
         chosen = (start + self.goal_random.integers(first, length)) % self.buffer_size
-        return self.next_observations[ACHIEVED][chosen, env_indices]
+        goals = self.next_observations[ACHIEVED][chosen, env_indices]
+        return goals
 
     def _entries(self, rows: Tensor, field: str) -> dict[str, Tensor]:
         return {**super()._entries(rows, field), GOAL: self._entry(GOAL, self._real.goals.of(rows))}

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+_FEW = 8  # so many names are always listed
+
 
 def default_preset(device: torch.device) -> str:
     """Return the name of the preset for a device: large networks and many rows only pay on a GPU."""
@@ -47,11 +49,13 @@ def from_short_form(cls: type[Any], value: Any, *, presets: Sequence[str], defau
 
 
 def _expected(given: Any, known: Iterable[str]) -> str:
-    """Name what is near to a misspelt word, and all that is known."""
+    """Name what is near to a misspelt word; all that is known if nothing is near, or if it is little."""
     known = list(known)
     near = difflib.get_close_matches(str(given), known, n=1)
-    listed = f"expected one of {', '.join(known)}"
-    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+    parts = [f"did you mean {near[0]!r}?"] if near else []
+    if not near or len(known) <= _FEW:
+        parts.append(f"expected one of {', '.join(known)}")
+    return " ".join(parts)
 
 
 def _as_field(value: Any, annotation: str) -> Any:

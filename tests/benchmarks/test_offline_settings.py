@@ -68,7 +68,7 @@ def make(**changes):
         ({"data": "synther"}, "preset: expected one of paper, fast, tiny, offline, got None"),
         ({"data": "mixed", "preset": "slow"}, "preset: expected one of paper, fast, tiny, offline, got 'slow'"),
         ({**SYNTHETIC, "generator": {"width": 7}}, "width: expected a multiple of 8"),
-        ({**SYNTHETIC, "generator": {"widht": 8}}, "--set: unknown generator option 'widht'; did you mean width"),
+        ({**SYNTHETIC, "generator": {"widht": 8}}, "--set: unknown setting 'widht'"),
     ],
 )
 def test_invalid_settings_are_refused_with_name_and_value(changes, message):

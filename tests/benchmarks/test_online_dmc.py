@@ -57,7 +57,7 @@ class TestRefusals:
             (["--algo", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
             (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
             (["--algo", "synther", "--set", "widht=64"], "widht"),
-            (["--algo", "synther", "--set", "=64"], "--set: unknown generator option ''"),
+            (["--algo", "synther", "--set", "=64"], "--set: unknown setting ''"),
             (["--algo", "sac", "--critic", "layer-norm"], "layernorm"),
             (["--algo", "sac", "--agent", "critics"], "--agent: expected NAME=VALUE, got 'critics'"),
             (["--algo", "sac", "--agent", "critic=3"], "critics"),
