@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
+from synther_replay.adapters.torchrl.forwarding import Forwarding
 from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys
 from synther_replay.adapters.torchrl.rows import (
     RealEntries,
@@ -43,7 +44,7 @@ _FILE = "synther.safetensors"  # written to the folder of the real buffer's file
 _STATE = "_synther"  # key in the state of the real buffer
 
 
-class SynthERReplayBuffer:
+class SynthERReplayBuffer(Forwarding):
     """Wraps a TorchRL replay buffer of transitions and mixes generated transitions into its batches.
 
     Batches hold the entries of a transition, the flags of the data, the info of the real buffer (index, priority
@@ -83,8 +84,7 @@ class SynthERReplayBuffer:
         on_refit: Called with a `RefitReport` after every refit.
     """
 
-    # All attributes of this class; `__setattr__` sets any other on the real buffer.
-    real: ReplayBuffer
+    # All attributes of this class; any other is one of the real buffer, see `Forwarding`.
     source: SyntheticSource | None
     _options: SourceOptions
     _keys: TransitionKeys
@@ -150,39 +150,12 @@ class SynthERReplayBuffer:
         """Share of each batch that is real."""
         return self._options.real_ratio if self.source is None else self.source.real_ratio
 
-    def __len__(self) -> int:
-        """Number of real transitions."""
-        return len(self.real)
-
     def __repr__(self) -> str:
         """Sizes and ratio."""
         synthetic = 0 if self.source is None else len(self.source.store)
         return (
             f"SynthERReplayBuffer({len(self)} real, {synthetic} synthetic, real_ratio={self.real_ratio}, {self.real})"
         )
-
-    def __getattr__(self, name: str) -> Any:
-        """Forward to the real buffer; methods that return the real buffer return this object instead."""
-        if name.startswith("__") or "real" not in vars(self):
-            raise AttributeError(name)
-        value = getattr(self.real, name)
-        if getattr(value, "__self__", None) is not self.real:
-            return value
-
-        @functools.wraps(value)
-        def method(*args: Any, **options: Any) -> Any:
-            result = value(*args, **options)
-            return self if result is self.real else result
-
-        return method
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set attributes that only the real buffer has on the real buffer."""
-        own = name in SynthERReplayBuffer.__annotations__ or hasattr(type(self), name)
-        if not own and "real" in vars(self) and hasattr(self.real, name):
-            setattr(self.real, name, value)
-        else:
-            object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the iterator of `next`; own tensors are on the CPU.
@@ -199,15 +172,7 @@ class SynthERReplayBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore; an ordinary copy belongs to the process that it is restored in."""
-        vars(self).update({**state, "_process": state.get("_process") or os.getpid()})
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return real transitions by index."""
-        return self.real[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Overwrite real transitions."""
-        self.real[index] = value
+        self.__dict__.update({**state, "_process": state.get("_process") or os.getpid()})
 
     def add(self, data: Any) -> Any:
         """Add one transition to the real buffer."""
@@ -288,25 +253,6 @@ class SynthERReplayBuffer:
         if batch is None:
             self._iterator = None
         return batch
-
-    def update_priority(self, index: Any, priority: Any) -> None:
-        """Update the priorities of real rows; synthetic rows (index -1) are ignored."""
-        first = index[0] if isinstance(index, tuple) else index
-        if not isinstance(first, Tensor) or not first.ndim or bool((first >= 0).all()):
-            self.real.update_priority(index, priority)
-            return
-        held = first >= 0 if isinstance(index, tuple) or first.ndim == 1 else (first >= 0).all(-1)
-        if bool(held.any()):
-            chosen = tuple(part[held] for part in index) if isinstance(index, tuple) else index[held]
-            priority = torch.as_tensor(priority)
-            self.real.update_priority(chosen, priority[held.to(priority.device)] if priority.ndim else priority)
-
-    def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Update the priorities of the real rows of a batch."""
-        synthetic = data.get("is_synthetic", None)
-        data = data if synthetic is None else data[~synthetic]
-        if not data.ndim or len(data):
-            self.real.update_tensordict_priority(data)
 
     def empty(self, *args: Any, **options: Any) -> None:
         """Remove all real and synthetic rows; the generator keeps its model."""
@@ -459,8 +405,8 @@ class SynthERReplayBuffer:
         return {key: each(v, functools.partial(filled, key, places=places, size=size)) for key, v in empty.items()}
 
 
-def _batches(buffer: SynthERReplayBuffer) -> Iterator[Any]:
-    """Iterate over the batches of a buffer."""
+def _batches(buffer: Any) -> Iterator[Any]:
+    """Iterate over the batches of a `SynthERReplayBuffer`, or of a proxy of one."""
     real = buffer.real
     if buffer.real_ratio == 1.0:
         yield from real
