@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,7 +60,22 @@ def tables(results: Path) -> dict[str, str]:
         "online-versions": _versions(main),
         "online-ablation": _ablation(results / "online" / "ablation"),
         "online-sb3": _stable_baselines(main),
+        "goals-arm": _goals(results / "online" / "goals" / "arm.json"),
     }
+
+
+def _goals(path: Path) -> str:
+    """Success rates of `examples/sb3_her.py` over the steps, and their means."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    variants = list(dict.fromkeys(run["variant"] for run in found["runs"]))
+    rates = [np.array([run["success"] for run in found["runs"] if run["variant"] == name]) for name in variants]
+    every = found["settings"]["every"]
+    rows = [
+        [f"{every * (k + 1):,} steps", *(mean_and_spread(rate[:, k].tolist(), 2) for rate in rates)]
+        for k in range(rates[0].shape[1])
+    ]
+    rows.append(["mean of the curve", *(mean_and_spread(rate.mean(1).tolist(), 2) for rate in rates)])
+    return markdown_table(("success rate", *variants), rows)
 
 
 def _aggregate(runs: Sequence[Run]) -> str:
