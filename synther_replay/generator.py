@@ -333,9 +333,8 @@ class DiffusionGenerator:
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         """Restore; on the CPU if the device does not exist here."""
         device, state = device_or_cpu(torch.device(pickled["device"])), pickled["state"]
-        self.__init__(  # type: ignore[misc]
-            pickled["spec"], pickled["config"], device=device, seed=state["seed"], stack=state["stack"]
-        )
+        config = GeneratorConfig.from_json(state["config"])  # not the object: one of 0.2.0 lacks newer fields
+        self.__init__(pickled["spec"], config, device=device, seed=state["seed"], stack=state["stack"])  # type: ignore[misc]
         self.load_state_dict(state)
 
     def _check_agreement(self, state: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter
@@ -487,6 +488,19 @@ def test_a_file_of_an_earlier_version_goes_on_as_before(named: dict[str, Any], t
     assert loaded.config == generator.config
     assert not torch.isin(loaded.sample(100).rewards, points(kitchen).rewards).any()
     generator.sample(100)
+    assert_same_future(loaded, generator, points(kitchen, 300, seed=1))
+
+
+def test_a_pickle_of_an_earlier_version_goes_on_as_before() -> None:
+    generator, loaded = (
+        fitted(rule=kitchen, exact=False, direct_rows=False),
+        DiffusionGenerator.__new__(DiffusionGenerator),
+    )
+    config = copy.copy(generator.config)
+    for name in ("exact", "direct_rows"):
+        del vars(config)[name]
+    loaded.__setstate__({**generator.__getstate__(), "config": config, "state": old_state(generator)})
+    assert loaded.config == generator.config
     assert_same_future(loaded, generator, points(kitchen, 300, seed=1))
 
 
