@@ -104,15 +104,16 @@ class Engine:
         self,
         start: Training,
         condition: int,
+        seed: int,
         train: Tensor,
         held_out: Tensor | None,
         plan: TrainingPlan,
         on_progress: Callable[[int, float, float | None], None],
     ) -> tuple[TrainingResult, Training]:
-        """Train from a state; return the result and the new state."""
+        """Train from a state with the seed of batches and noise; return the result and the new state."""
         with self._training:
             trainer = self.trainer(condition)
-            trainer.seed = self.seed
+            trainer.seed = seed
             trainer.load_state_dict(start)
             result = trainer.fit(train, held_out, plan, on_progress)
             return result, trainer.state_dict()
@@ -122,6 +123,7 @@ class Engine:
         with self._sampling, torch.inference_mode(mode=False):
             count = draws.count
             if model.table is None and self._sampled.get(model.condition_dim) is not model:
+                self._sampled.pop(model.condition_dim, None)  # an interrupt leaves half of the new weights
                 self.sampler(model.condition_dim).load(model.weights, model.frequencies)
                 self._sampled[model.condition_dim] = model
             try:

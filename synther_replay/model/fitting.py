@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from synther_replay.common.checks import whole_number
+from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.codec import TransitionCodec
@@ -163,16 +164,21 @@ class FitJob:
         self._plan, self._start, self._previous = plan, start, previous
         self._data: FitData | None = data
         self._rows, self._seconds, self._progress = rows, seconds, progress
+        self._running = Lock()
 
     @torch.inference_mode(mode=False)
     def run(self) -> FitReport:
-        """Compute the fit, once; a second call returns the same report.
+        """Compute the fit, once; another call waits for it and returns the same report.
 
         Raises:
             DivergedError: The loss or a weight of the outcome model became non-finite.
         """
-        if self.report is not None:
+        with self._running:
+            if self.report is None:
+                self.report = self._run()
             return self.report
+
+    def _run(self) -> FitReport:
         begun, data, engine = time.monotonic(), self._data, self.engine
         assert data is not None  # until there is a report
         result, training, outcomes = TrainingResult((0.0,) * engine.stack, None, 0, False), dict(self._start), None
@@ -183,7 +189,7 @@ class FitJob:
         self.model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions)
         self.training, self._data = training, None
         held = result.held_out_loss
-        self.report = FitReport(
+        return FitReport(
             loss=sum(result.loss) / engine.stack,
             held_out_loss=None if held is None else sum(held) / engine.stack,
             steps=result.steps,
@@ -194,7 +200,6 @@ class FitJob:
             losses=result.loss,
             held_out_losses=held,
         )
-        return self.report
 
     def sample(self, n: int, *, condition: Any = None, guidance: float = 1.0) -> Transitions:
         """Generate rows with the fitted model before it is committed; see `DiffusionGenerator.sample`."""
@@ -218,7 +223,7 @@ class FitJob:
                 bar.update(min(done, plan.steps) - bar.n)
                 bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
 
-            return self.engine.train(self._start, condition, train, held_out, plan, show)
+            return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
 
     def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
         if data.outcomes is None:

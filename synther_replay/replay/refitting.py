@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from synther_replay.common.locking import Lock
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator, JobGenerator, Stateful
 
@@ -80,14 +81,19 @@ class RefitJob:
         self.fresh: Transitions | None = None
         self.is_committed = False
         self._report: RefitReport | None = None
+        self._running = Lock()
 
     def run(self) -> RefitReport:
-        """Fit the generator and generate rows, once; a second call returns the same report.
+        """Fit the generator and generate rows, once; another call waits for it and returns the same report.
 
         If it raises, the generator is unchanged and `run` may be called again.
         """
-        if self._report is not None:
+        with self._running:
+            if self._report is None:
+                self._report = self._run()
             return self._report
+
+    def _run(self) -> RefitReport:
         begun = time.monotonic()
         try:
             fit = self._fit.run()
@@ -99,8 +105,7 @@ class RefitJob:
             raise
         seconds = self._seconds + fitted - begun
         self.fresh = fresh
-        self._report = RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted)
-        return self._report
+        return RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted)
 
     def take_model(self) -> None:
         """Make the fitted model the generator's own."""
@@ -109,6 +114,8 @@ class RefitJob:
     def return_model(self) -> None:
         """Undo `take_model`."""
         self._fit.revert()
+        if isinstance(self._fit, _InPlace):  # the fitted model is lost: `run` computes it again
+            self.fresh = self._report = None
 
 
 class _Job:
@@ -160,12 +167,14 @@ class _InPlace:
 def _has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:
     """Whether the jobs of a generator do what its `fit` and `sample` do; not if those were overridden without jobs."""
 
-    def owner(name: str) -> type:
-        return next(cls for cls in type(generator).__mro__ if name in vars(cls))
+    def owner(name: str) -> type | None:
+        return next((cls for cls in type(generator).__mro__ if name in vars(cls)), None)
 
-    if not isinstance(generator, JobGenerator) or {"fit", "sample"} & vars(generator).keys():
+    if not isinstance(generator, JobGenerator) or {"fit", "sample"} & getattr(generator, "__dict__", {}).keys():
         return False
-    return all(issubclass(owner("begin"), owner(name)) for name in ("fit", "sample"))
+    begin, *others = owner("begin"), owner("fit"), owner("sample")
+    # A method without an owner belongs to another object, which a wrapper passes calls on to.
+    return begin is not None and all(other is not None and issubclass(begin, other) for other in others)
 
 
 def state_of(part: Stateful) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class SyntheticSource:
 
     kind = "synthetic source"  # stored in checkpoint files
     _needs: Any = RealTransitions
+    _is_in_hook = False  # whether `on_refit` runs
     # Makes a generator from a short form. `synther_replay.options` sets it: this package knows no diffusion.
     make_generator: ClassVar[Callable[..., Generator]]
 
@@ -223,8 +224,8 @@ class SyntheticSource:
         Args:
             rows: Number of rows to generate, at most the capacity. None: the schedule's number.
         """
-        self._last_attempt = self.steps
         is_stale = self._forget_other_version()
+        self._last_attempt = self.steps
         return RefitJob(
             self.generator,
             self._examination.usable(self.real, least=self._least_rows()),
@@ -243,17 +244,20 @@ class SyntheticSource:
             ValueError: The job was begun by another buffer, was committed before, or was begun with another version of
                 the real transitions. Nothing is changed.
         """
+        if self._is_in_hook:
+            raise RuntimeError("on_refit: the hook must not refit, because every refit calls it")
         if not isinstance(job, RefitJob):
             raise TypeError(f"job: expected a RefitJob, got {job!r}")
         if job.source is not self._identity:
-            raise ValueError("job: it was begun by another buffer")
+            raise ValueError("job: it was begun by another buffer, or before this one started over")
         if job.is_committed:
             raise ValueError("job: it was committed before")
         if job.version != getattr(self.real, "version", None):
             raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
         report = job.run()
         assert job.fresh is not None  # after run
-        before, previous = dict(vars(self)), None
+        changed = "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale"
+        before, previous = {name: getattr(self, name) for name in changed}, None  # other threads may add rows meanwhile
         begun = time.monotonic()
         try:
             job.take_model()
@@ -263,6 +267,7 @@ class SyntheticSource:
             self.last_refit, self._generated_at = report, job.steps
             self._failures, self._reported, self._is_stale = 0, Notices(), False
             if self.on_refit is not None:
+                self._is_in_hook = True
                 self.on_refit(report)
         except BaseException:
             vars(self).update(before)
@@ -270,6 +275,8 @@ class SyntheticSource:
                 self.store.put_back(previous)
             job.return_model()
             raise
+        finally:
+            self._is_in_hook = False
         job.is_committed = True
         logger.info(
             "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s",
@@ -305,6 +312,7 @@ class SyntheticSource:
         """
         self.store.clear()
         self.steps, self._last_attempt = steps, None
+        self._identity = object()
 
     def generate(self, rows: int) -> Transitions:
         """Generate rows with the current model and check that they are valid transitions of the spec."""
@@ -342,12 +350,13 @@ class SyntheticSource:
             "generator": state_of(stateful(self.generator, "generator")),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
-            "schedule": self.schedule.state_dict() if hasattr(self.schedule, "state_dict") else None,
+            "schedule": self.schedule.state_dict() if hasattr(self.schedule, "restored") else None,
             "steps": self.steps,
             "refits": self.refits,
             "last_attempt": self._last_attempt,
             "generated_at": self._generated_at,
             "version": self._version,
+            "is_stale": self._is_stale,
             "shuffles": self._shuffles.state_dict(),
         }
 
@@ -372,7 +381,7 @@ class SyntheticSource:
                 part.load_state_dict(state[name])
             self.schedule, self.real_ratio = schedule, real_ratio
             self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
-            self._version, self._is_stale = state.get("version"), False
+            self._version, self._is_stale = state.get("version"), bool(state.get("is_stale"))
             self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
         except BaseException as error:
             vars(self).update(own)
@@ -384,7 +393,7 @@ class SyntheticSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""
-        return {**vars(self), "on_refit": None}
+        return {**vars(self), "on_refit": None, "_is_in_hook": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""

@@ -132,6 +132,31 @@ def test_jobs_that_do_not_belong_are_refused_and_change_nothing(case: str, same:
     assert same(generator.state_dict(), before)
 
 
+def test_a_job_in_another_thread_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    made, runs = buffer(), []
+    job, train = made.begin(), made.generator._engine.train
+    other = threading.Thread(target=job.run)
+
+    def trains_once(*arguments: Any) -> Any:
+        runs.append(threading.current_thread())
+        if len(runs) == 1:
+            other.start()
+            other.join(0.2)  # it would train now if it did not wait
+        return train(*arguments)
+
+    monkeypatch.setattr(made.generator._engine, "train", trains_once)
+    assert made.commit(job).rows == 300
+    other.join()
+    assert len(runs) == 1
+
+
+def test_a_job_keeps_the_seed_that_it_was_begun_with():
+    one, two = make(), make()
+    job = two.begin(rows())
+    two.reseed(5)
+    assert two.commit(job).losses == one.fit(rows()).losses
+
+
 def test_reseeded_copies_differ():
     one = make()
     one.fit(rows())
@@ -245,6 +270,38 @@ def test_an_overridden_method_of_a_generator_is_used():
     assert made.store.rows[:, SPEC.rewards].eq(5.0).all()
 
 
+class Wrapped:
+    """Passes on what it does not do itself."""
+
+    def __init__(self, generator: DiffusionGenerator) -> None:
+        self.inner, self.fits = generator, 0
+
+    def fit(self, transitions: Transitions) -> Any:
+        self.fits += 1
+        return self.inner.fit(transitions)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def test_a_wrapper_that_passes_calls_on_is_a_plain_generator():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 300, device="cpu"), Wrapped(make()), schedule=50)
+    made.add(rows())
+    made.refit(100)
+    assert (made.generator.fits, len(made.store)) == (1, 100)
+
+
+def test_a_job_begun_before_the_buffer_started_over_is_refused():
+    made = buffer()
+    job = made.begin()
+    made.start_over()
+    with pytest.raises(ValueError, match="started over"):
+        made.commit(job)
+    assert len(made.store) == 0
+
+
 # --- the hook
 
 
@@ -283,6 +340,44 @@ def test_a_hook_that_raises_undoes_the_refit_of_a_plain_generator():
         made.refit()
     assert made.generator.mean.eq(0).all()
     assert len(made.store) == 0
+
+
+def test_a_plain_generator_is_fitted_again_after_the_hook_undid_it():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 100, device="cpu"), Mean(), on_refit=lambda report: 1 / 0)
+    made.add(rows(60))
+    job = made.begin()
+    with pytest.raises(ZeroDivisionError):
+        made.commit(job)
+    made.on_refit = None
+    made.commit(job)
+    assert torch.equal(made.generator.mean, made.store.rows[0])
+
+
+def test_rows_that_are_added_while_the_hook_runs_are_counted():
+    def add_and_raise(report: RefitReport) -> None:
+        made.add(rows(10))  # as another thread may
+        raise RuntimeError
+
+    made = buffer(on_refit=add_and_raise)
+    with pytest.raises(RuntimeError):
+        made.refit()
+    assert made.steps == len(made) == 210
+
+
+def test_a_hook_must_not_refit(same: Any):
+    calls = []
+
+    def refit(report: RefitReport) -> None:
+        calls.append(pickle.loads(pickle.dumps(made)))  # a copy that the hook saves is free to refit
+        if len(calls) < 3:
+            made.refit()
+
+    made = buffer(on_refit=refit)
+    with pytest.raises(RuntimeError, match="hook"):
+        made.refit()
+    assert (len(calls), made.refits, made.generator.is_fitted) == (1, 0, False)
+    calls[0].refit()
+    assert calls[0].refits == 2
 
 
 def test_the_hook_must_be_callable_and_is_not_pickled():
@@ -348,6 +443,22 @@ def test_a_schedule_is_saved_by_its_own_state(tmp_path: Path):
     assert again.schedule.asked == 2
 
 
+class Resumable(Once):
+    """Has the methods of a part, but no `restored`: it is not saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("never called")
+
+
+def test_a_schedule_that_cannot_be_restored_is_not_saved():
+    made, again = buffer(schedule=Resumable()), buffer(schedule=Resumable())
+    again.load_state_dict(made.state_dict())
+    assert again.steps == made.steps
+
+
 # --- copies in workers
 
 
@@ -388,3 +499,30 @@ def test_another_version_of_the_real_rows_drops_synthetic_rows_and_model():
     assert made.last_refit.fit.from_scratch
     made.refit()
     assert not made.last_refit.fit.from_scratch
+
+
+def test_a_refit_asked_for_after_another_version_is_not_repeated():
+    real = Versioned(SPEC, 1_000, device="cpu")
+    made = SyntheticReplayBuffer(real, make(), schedule=RetrainSchedule(every=10_000, rows=300, start=100))
+    made.add(rows())
+    made.sample(8)
+    real.version = 1
+    made.refit()
+    made.sample(8)
+    assert made.refits == 2
+
+
+def test_a_model_of_another_version_stays_one_in_a_file():
+    parts = [
+        (real, SyntheticReplayBuffer(real, make())) for real in (Versioned(SPEC, 1_000, device="cpu") for _ in "ab")
+    ]
+    (real, made), (again_real, again) = parts
+    made.add(rows())
+    made.refit(100)
+    real.version = again_real.version = 1
+    made.real.load_state_dict(RingBuffer(SPEC, 1_000, device="cpu").state_dict())  # too few rows for a refit
+    with pytest.raises(ValueError, match="valid rows"):
+        made.refit()
+    again.load_state_dict(made.state_dict())
+    again.add(rows())
+    assert again.refit(100).fit.from_scratch
