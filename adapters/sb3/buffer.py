@@ -140,10 +140,10 @@ class SynthERBuffer(NStepReplayBuffer):
         **storage: Any,
     ) -> None:
         """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
-        if optimize_memory_usage and real_ratio != 1.0:
+        if optimize_memory_usage and (real_ratio != 1.0 or encoder is not None):
             raise ValueError(
-                "optimize_memory_usage: True requires real_ratio=1, because it overwrites next observations that the "
-                f"generator needs; got real_ratio={real_ratio!r}"
+                "optimize_memory_usage: True requires real_ratio=1 and no encoder, because it overwrites next "
+                f"observations that they need; got real_ratio={real_ratio!r}, encoder={encoder!r}"
             )
         if whole_number("n_steps", n_steps) > 1 and (
             optimize_memory_usage or isinstance(observation_space, spaces.Dict)

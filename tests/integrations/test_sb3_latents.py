@@ -107,6 +107,11 @@ def test_an_encoder_for_dict_observations_is_refused():
         SynthERBuffer(10, spaces.Dict(a=IMAGES), spaces.Discrete(2), device="cpu", encoder=Means())
 
 
+def test_an_encoder_needs_next_observations():
+    with pytest.raises(ValueError, match="optimize_memory_usage"):
+        buffer(Means(), real_ratio=1.0, optimize_memory_usage=True, handle_timeout_termination=False)
+
+
 def test_the_hook_is_called_after_a_refit():
     reports: list[Any] = []
     made = buffer(Means(), on_refit=reports.append)
