@@ -1,8 +1,8 @@
 """Goals of observations in rows of transitions.
 
 A row has its goal once, because it is the same before and after the step: as the offset from the next achieved goal.
-The reward is a sharp function of the offset, and virtual goals often equal what was achieved: with the goal itself, more
-of the generated rewards would not belong to the goal.
+The reward is a sharp function of the offset, and virtual goals often equal what was achieved. With the goal itself,
+more rows would be generated whose reward does not belong to their goal.
 """
 
 from __future__ import annotations
