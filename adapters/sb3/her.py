@@ -37,6 +37,12 @@ class RelabelledRows(RealRows):
         self._random = np.random.default_rng(derive_seed(seed, 13))
         self.goals = Goals(spec, buffer.observation_space[GOAL])
 
+    def reseed(self, seed: int) -> None:
+        """Draw rows and goals in another order from now on."""
+        super().reseed(seed)
+        self._seed = seed
+        self._random = np.random.default_rng(derive_seed(seed, 13))
+
     def __len__(self) -> int:
         """Number of transitions of complete episodes."""
         return int(np.count_nonzero(self.buffer.ep_length))

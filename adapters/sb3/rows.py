@@ -81,6 +81,10 @@ class RealRows:
             return torch.from_numpy(self._gather(index.cpu().numpy())).to(self.device)
         return mirror.index_select(0, index)
 
+    def reseed(self, seed: int) -> None:
+        """Draw in another order from now on."""
+        self._indices = IndexStream(derive_seed(seed, 10), self.device)
+
     def transitions(self) -> Transitions:
         """Return all rows in storage order."""
         mirror = self._on_device()

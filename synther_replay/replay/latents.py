@@ -143,6 +143,11 @@ class LatentBuffer:
         """Draw `n` encoded transitions by the sampling rule of the real buffer."""
         return self._encoded(self.real.sample(n))
 
+    def reseed(self, seed: int) -> None:
+        """Draw in another order from now on, if the real buffer can."""
+        if hasattr(self.real, "reseed"):
+            self.real.reseed(seed)
+
     def transitions(self) -> Transitions:
         """Return all transitions, encoded."""
         return self._encoded(self.real.transitions())

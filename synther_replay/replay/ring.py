@@ -86,6 +86,11 @@ class RingBuffer:
                 raise ValueError("buffer is empty: add transitions before sampling")
             return Transitions(self.spec, self._gather(self._indices.draw(n, self._size)))
 
+    def reseed(self, seed: int) -> None:
+        """Draw in another order from now on."""
+        with self._lock:
+            self._indices = IndexStream(derive_seed(seed, 10), self._indices.device)
+
     def rows_at(self, positions: Tensor) -> Tensor:
         """Return a copy of the rows at these positions, ``(n, dim)``, for custom sampling rules.
 

@@ -298,12 +298,18 @@ class SyntheticSource:
         return self._examination.usable(self.real)
 
     def reseed(self, seed: int) -> None:
-        """Continue with another seed, so that copies in several workers draw different rows."""
+        """Continue with another seed, so that copies in several workers draw different rows.
+
+        Real transitions and generators with a method `reseed` continue with it, too.
+        """
         seed = whole_number("seed", seed, least=0)
         self.store.reseed(seed)
         self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
-        if isinstance(self._generator, Generator) and hasattr(self._generator, "reseed"):
-            self._generator.reseed(seed)
+        if isinstance(self._generator, functools.partial) and "seed" in self._generator.keywords:  # not made yet
+            self._generator = functools.partial(self._generator, seed=seed)
+        for part in (self.real, self._generator):
+            if hasattr(part, "reseed"):
+                part.reseed(seed)
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
@@ -345,12 +351,14 @@ class SyntheticSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state without the real transitions."""
+        schedule = self.schedule
+        is_saved = hasattr(schedule, "state_dict") and hasattr(schedule, "restored")
         return {
             "spec": self.spec.to_json(),
             "generator": state_of(stateful(self.generator, "generator")),
             "store": self.store.state_dict(),
             "real_ratio": self.real_ratio,
-            "schedule": self.schedule.state_dict() if hasattr(self.schedule, "restored") else None,
+            "schedule": schedule.state_dict() if is_saved else None,  # type: ignore[attr-defined]
             "steps": self.steps,
             "refits": self.refits,
             "last_attempt": self._last_attempt,

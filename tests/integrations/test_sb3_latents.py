@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ def test_an_encoder_for_dict_observations_is_refused():
 def test_an_encoder_needs_next_observations():
     with pytest.raises(ValueError, match="optimize_memory_usage"):
         buffer(Means(), real_ratio=1.0, optimize_memory_usage=True, handle_timeout_termination=False)
+
+
+def test_reseeded_copies_draw_other_real_rows():
+    made = buffer(Means(), real_ratio=1.0)
+    other = pickle.loads(pickle.dumps(made))
+    other.source.reseed(5)
+    assert not torch.equal(made.sample(16).rewards, other.sample(16).rewards)
 
 
 def test_the_hook_is_called_after_a_refit():

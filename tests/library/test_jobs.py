@@ -474,6 +474,19 @@ def test_reseeded_buffers_draw_different_rows():
     assert torch.equal(three.sample(16).rows, three.sample(16).rows) is False
 
 
+def test_reseeded_buffers_draw_different_real_rows():
+    one = buffer(real_ratio=1.0)
+    two = copy.deepcopy(one)
+    two.reseed(5)
+    assert not torch.equal(one.sample(16).rows, two.sample(16).rows)
+
+
+def test_a_generator_that_is_made_later_has_the_new_seed():
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 100, device="cpu"), "tiny", device="cpu", real_ratio=1.0)
+    made.reseed(5)
+    assert made.generator.seed == 5
+
+
 # --- versions of the real rows
 
 
