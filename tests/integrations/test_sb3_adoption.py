@@ -140,6 +140,15 @@ def test_a_deleted_buffer_can_be_loaded_again(plain_file):
     assert isinstance(ours.replay_buffer, SynthERBuffer)
 
 
+def test_a_loaded_buffer_has_the_hook_of_the_model(tmp_path):
+    reports = []
+    ours = model(**{**OURS, "replay_buffer_kwargs": {**OPTIONS, "on_refit": reports.append}})
+    ours.learn(44).save_replay_buffer(tmp_path / "ours")
+    ours.load_replay_buffer(tmp_path / "ours")
+    ours.replay_buffer.source.refit()
+    assert len(reports) == 1
+
+
 def test_models_of_other_buffers_load_as_before(plain_file, tmp_path):
     plain = model()
     plain.load_replay_buffer(plain_file)
