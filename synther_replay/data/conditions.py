@@ -94,8 +94,8 @@ def checked_weights(value: Any, lead: tuple[int, int], device: torch.device) -> 
     weights = given[None] if given.ndim == 1 and lead[0] == 1 else given
     if tuple(weights.shape) != lead:
         raise ValueError(f"weights: expected shape {lead if lead[0] > 1 else lead[1:]}, got {tuple(given.shape)}")
-    if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
-        raise ValueError("weights: expected finite numbers of at least 0")
+    if not bool(weights.sum(1).isfinite().all()) or bool((weights < 0).any()):
+        raise ValueError("weights: expected finite numbers of at least 0, and a finite sum")
     if not bool((weights.sum(1) > 0).all()):
         raise ValueError("weights: expected at least one above 0")
     return weights

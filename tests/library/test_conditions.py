@@ -186,7 +186,16 @@ def test_rows_without_weight_are_never_seen():
     assert generator.sample(1_000).rows[:, 0].max() < 100
 
 
-@pytest.mark.parametrize("weights", [torch.zeros(200), -torch.ones(200), torch.ones(199), torch.full((200,), np.nan)])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.zeros(200),
+        -torch.ones(200),
+        torch.ones(199),
+        torch.full((200,), np.nan),
+        torch.full((200,), 1e308, dtype=torch.float64),  # the sum overflows
+    ],
+)
 def test_bad_weights_are_refused_and_change_nothing(weights: torch.Tensor, same: Any):
     generator, (rows, _) = make(), data(200)
     before = generator.state_dict()
