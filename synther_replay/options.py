@@ -39,7 +39,8 @@ class SourceOptions:
             steps between two refits, a preset's name, a mapping of fields, None for the device's preset.
         synthetic_capacity: Maximum number of synthetic rows.
         seed: None: the seed last passed to `torch.manual_seed`.
-        on_refit: Called with a `RefitReport` after every refit; if it raises, the refit is undone.
+        on_refit: Called with a `RefitReport` after every refit; if it raises, the refit is undone. It must not refit
+            itself. Copies and pickles do not have it.
     """
 
     real_ratio: float = 0.5

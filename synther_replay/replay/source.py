@@ -58,6 +58,7 @@ class SyntheticSource:
             `RetrainSchedule.fast()` on a GPU, `tiny()` on a CPU.
         device: Device of the synthetic rows. None: the generator's device; for a short form the GPU if there is one.
         seed: Seed of the sampling order, and of a generator that is made from a short form.
+        on_refit: See `SourceOptions`.
 
     Attributes:
         steps: Environment steps so far.
