@@ -70,7 +70,9 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
         if issubclass(wanted, ours) and not isinstance(loaded, ours):
             self.replay_buffer = before  # stays, if the loaded one is refused
             self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
-        elif isinstance(loaded, ours):  # files do not hold the hook
+        elif isinstance(loaded, ours):  # files do not hold the hook, and hold a copy of the encoder
             loaded.source.on_refit = self.replay_buffer_kwargs.get("on_refit")
+            if loaded.latents is not None and "encoder" in self.replay_buffer_kwargs:
+                loaded.latents.encoder = self.replay_buffer_kwargs["encoder"]
 
     OffPolicyAlgorithm.load_replay_buffer = load_replay_buffer

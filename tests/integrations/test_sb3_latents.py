@@ -98,6 +98,7 @@ def test_a_saved_buffer_continues(tmp_path: Path):
     model.save_replay_buffer(tmp_path / "buffer")
     again = SAC.load(tmp_path / "model", env=sb3_pixels.Dot())
     again.load_replay_buffer(tmp_path / "buffer")
+    assert again.replay_buffer.latents.encoder is again.replay_buffer_kwargs["encoder"]
     one, two = (m.replay_buffer.sample(20).observations for m in (model, again))
     torch.testing.assert_close(one, two)  # convolutions round differently in blocks of other sizes
     again.learn(50, reset_num_timesteps=False)
