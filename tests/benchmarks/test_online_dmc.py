@@ -193,9 +193,15 @@ class TestRunning:
         assert [p.name for p in kept] == [f"Pendulum-v1-synther-tiny-t-{seed}.npz" for seed in (0, 1)]
         assert len(read_dataset(str(kept[1]))) == 120
         content = json.loads(path.read_text())
-        assert set(online_results.KEYS) | {"settings", "value_estimates", "failed_at", "fits", "made_on"} == set(
-            content
-        )
+        assert set(online_results.KEYS) | {
+            "settings",
+            "critic",
+            "value_estimates",
+            "diverged",
+            "failed_at",
+            "fits",
+            "made_on",
+        } == set(content)
         assert content["command"].startswith("python online_dmc.py --env Pendulum-v1 --algo synther")
         assert [fit["step"] for fit in content["fits"]] == [50, 100]
         chosen = GeneratorConfig.tiny(width=32, depth=1, steps=10, sampling_steps=3, max_seconds=None)
