@@ -166,10 +166,8 @@ class DiffusionGenerator:
         if weights is not None:
             weights = checked_weights(weights, lead, self.device)
         start, model = self._training, self._model
-        condition_dim, last_dim = (
-            0 if condition is None else condition.shape[2],
-            0 if model is None else model.condition_dim,
-        )
+        condition_dim = 0 if condition is None else condition.shape[2]
+        last_dim = 0 if model is None else model.condition_dim
         if condition_dim != last_dim:
             start = self._engine.initial(condition_dim) | {"fits": start["fits"]}
         trained = model is not None and model.table is None and condition_dim == last_dim

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.common.stacks import take_rows
 from synther_replay.data.atoms import MAX_ATOMS, close_gaps, find_atoms, gap_widths, open_gaps
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
@@ -265,10 +266,7 @@ class TransitionCodec:
         size = max(1, _BLOCK // rows.shape[0])
         if order is None:
             return iter(rows.split(size, dim=1))
-        return (
-            torch.stack([one.index_select(0, index) for one, index in zip(rows, part, strict=True)])
-            for part in order.split(size, dim=1)
-        )
+        return (take_rows(rows, part) for part in order.split(size, dim=1))
 
     def _plain_values(self, rows: Tensor) -> Tensor:
         """Values of the plain columns before standardisation, ``(M, n, columns)``, a copy."""

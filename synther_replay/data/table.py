@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from synther_replay.common.stacks import take_rows
 from synther_replay.errors import CheckpointError
 
 _CANDIDATES = 32  # real rows among which the one with the nearest condition is drawn
@@ -51,7 +52,7 @@ class RowTable(NamedTuple):
             offered = torch.stack([own[index] for own, index in zip(self.conditions, place, strict=True)])
             nearest = (offered - condition[:, :, None]).square().sum(-1).argmin(-1, keepdim=True)
             place = place.gather(2, nearest)[..., 0]
-        return torch.stack([rows.index_select(0, own) for rows, own in zip(self.rows, place, strict=True)])
+        return take_rows(self.rows, place)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""

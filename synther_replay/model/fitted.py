@@ -1,4 +1,4 @@
-"""FittedModel: the immutable result of a fit; and the engine's part of drawing rows from it."""
+"""FittedModel: the immutable result of a fit, and how rows are drawn from it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.stacks import take_rows
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec
 from synther_replay.data.table import RowTable
@@ -122,7 +123,7 @@ class FittedModel:
         """Generate `count` more rows per model and replace invalid rows by the valid ones among them."""
         # The invalid rows of each model, in order; models with fewer repeat valid ones, which are left as they are.
         place = (~invalid).long().argsort(dim=1, stable=True)[:, :count]
-        asked = None if condition is None else torch.stack([c[p] for c, p in zip(condition, place, strict=True)])
+        asked = None if condition is None else take_rows(condition, place)
         spare = rows.new_empty(len(rows), count, rows.shape[2])
         usable = ~self._fill(spare, draws, codes, asked, guidance) & invalid.gather(1, place)
         for model, own in enumerate(usable):

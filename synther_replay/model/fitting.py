@@ -13,6 +13,7 @@ from tqdm import tqdm
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, drawn_by_weight
@@ -91,8 +92,8 @@ class FitData(NamedTuple):
         order, held_out = held_out_last(rows, config.held_out, seed)
         if weights is not None:
             drawn, held_out = _drawn(order, held_out, weights, generator_for(rows.device, seed, 7))
-            rows, order = _take(rows, drawn), None
-            condition = None if condition is None else _take(condition, drawn)
+            rows, order = take_rows(rows, drawn), None
+            condition = None if condition is None else take_rows(condition, drawn)
         codec.fit(rows)
         conditions = None if condition is None else ConditionCodec.of(condition)
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
@@ -101,7 +102,7 @@ class FitData(NamedTuple):
             return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing)
         codes = codec.encode(rows, order)
         if encoded is not None:
-            codes = torch.cat((codes, encoded if order is None else _take(encoded, order)), dim=-1)
+            codes = torch.cat((codes, encoded if order is None else take_rows(encoded, order)), dim=-1)
         outcomes, number = None, nothing
         if config.exact:
             spec = codec.spec
@@ -263,8 +264,3 @@ def _drawn(order: Tensor | None, held_out: int, weights: Tensor, rng: torch.Gene
             drawn = [part.gather(1, drawn_by_weight(weights.gather(1, part), rng)) for part in parts]
             return torch.cat(drawn, dim=1), held_out
     return drawn_by_weight(weights, rng), 0  # too few rows with a weight to hold some out
-
-
-def _take(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Rows ``(M, n, c)`` at row numbers ``(M, n)``."""
-    return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from synther_replay.common.seeding import generator_for
+from synther_replay.common.stacks import take_rows
 from synther_replay.data.levels import MAX_LEVELS, nearest_level
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.stopping import BestModels
@@ -128,7 +129,7 @@ class OutcomeModel(NamedTuple):
         rows = _Rows(number, outcomes.shares, rng)
         held_out, importance = rows.held_out()
         with torch.autocast(inputs.device.type, enabled=False):
-            held_out_inputs, held_out_numbers = _take(inputs, held_out), number.gather(1, held_out)
+            held_out_inputs, held_out_numbers = take_rows(inputs, held_out), number.gather(1, held_out)
             for done in range(0, steps + 1, _BLOCK):
                 log_p = model.logits(held_out_inputs).log_softmax(-1)
                 loss = -(log_p.gather(-1, held_out_numbers[..., None])[..., 0] * importance).sum(1)
@@ -221,7 +222,7 @@ class OutcomeModel(NamedTuple):
         """Take a gradient step for each of the `rates`, on batches that are drawn at once."""
         batch = rows.batch_size
         chosen, weight = rows.draw(len(rates) * batch)
-        parts = (_take(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
+        parts = (take_rows(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
         layers = _Layers.of(optimiser.working, self.shares.shape[1])
         gradient = _Layers.of(optimiser.gradient, self.shares.shape[1])
         prior = self.shares.log()[:, None]
@@ -371,11 +372,6 @@ def _sizes(inputs: int, outcomes: int) -> tuple[tuple[int, int], ...]:
 def _weights(inputs: int, outcomes: int) -> int:
     """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
     return -(-sum(map(math.prod, _sizes(inputs, outcomes))) // 8) * 8
-
-
-def _take(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Rows ``(M, B, c)`` at row numbers ``(M, B)``."""
-    return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])
 
 
 def _to_match(number: Tensor, shares: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
