@@ -1,10 +1,11 @@
 """Stable-Baselines3's SAC as a check on our learner."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,29 +15,41 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import SAC
 
 from synther_replay import GeneratorConfig, RetrainSchedule
+from synther_replay.adapters.sb3 import FastSAC
 from synther_replay.benchmarks.online import results as online_results
-from synther_replay.benchmarks.peers import sb3_sac
-from synther_replay.benchmarks.peers.sb3_sac import Settings
+from synther_replay.benchmarks.peers import sb3_agent, sb3_sac
+from synther_replay.benchmarks.peers.sb3_agent import Progress, Settings
 
 
 def test_the_policy_is_the_actor():
     model = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [16, 16]}, seed=0)
-    policy = sb3_sac.policy_of(model)
+    policy = sb3_agent.policy_of(model)
     for observation in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
         expected = model.predict(observation, deterministic=True)[0] / 2  # actions of Pendulum go from -2 to 2
         np.testing.assert_allclose(policy.mean_action(observation), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_is_evaluated_every_so_many_steps():
-    returns = sb3_sac.run(Settings("Pendulum-v1", steps=60, every=20, episodes=1, random_steps=50), 0)
+@pytest.fixture
+def train(tmp_path):
+    """Train the agent with seed 0."""
+
+    def run(settings, **limits):
+        return sb3_agent.train(settings, 0, tmp_path / "checkpoint", **{"started": time.monotonic(), **limits})
+
+    return run
+
+
+def test_a_run_is_evaluated_every_so_many_steps(train):
+    returns = train(Settings("Pendulum-v1", steps=60, every=20, episodes=1, random_steps=50)).returns
     assert list(returns) == [20, 40, 60]
     assert returns[20] == returns[40] != returns[60]  # nothing is learnt before the random steps are over
     assert json.dumps(returns)
 
 
-def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
+@pytest.mark.parametrize("algo", ["sac", "sac20"])
+def test_an_actor_that_learns_by_the_mean_of_critics(algo, monkeypatch, train):
     asked = []
-    genuine = sb3_sac._mean_q_for_actor
+    genuine = sb3_agent.mean_q_for_actor
 
     def hook(critic, inputs, values):
         said = genuine(critic, inputs, values)
@@ -45,9 +58,8 @@ def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
             torch.testing.assert_close(said[0], (values[0] + values[1]) / 2)
         return said
 
-    monkeypatch.setattr(sb3_sac, "_mean_q_for_actor", hook)
-    of = Settings("Pendulum-v1", steps=53, every=53, episodes=1, random_steps=50, policy_by="mean")
-    sb3_sac.run(of, 0)
+    monkeypatch.setattr(sb3_agent, "mean_q_for_actor", hook)
+    train(Settings("Pendulum-v1", algo, steps=53, every=53, episodes=1, random_steps=50, policy_by="mean"))
     assert asked  # for the critics' own loss as they are, for the actor's the same from both
     assert {call for call in asked if call[0]} == {(True, True, False)}
     assert {call for call in asked if not call[0]} == {(False, False, False)}
@@ -55,7 +67,7 @@ def test_an_actor_that_learns_by_the_mean_of_critics(monkeypatch):
 
 def test_weights_drawn_as_in_the_redq_code_base():
     model = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [64, 64]}, seed=0)
-    sb3_sac._initialise_like_redq(model)
+    sb3_agent.initialise_like_redq(model)
     hidden = model.actor.latent_pi[2]
     bound = (6 / 128) ** 0.5
     assert 0.95 * bound < hidden.weight.abs().max() <= bound
@@ -64,34 +76,69 @@ def test_weights_drawn_as_in_the_redq_code_base():
         assert torch.equal(one, other)
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """The models that were built."""
+    models, build = [], sb3_agent.build
+
+    def building(*arguments):
+        models.append(build(*arguments))
+        return models[-1]
+
+    monkeypatch.setattr(sb3_agent, "build", building)
+    return models
+
+
 @pytest.mark.parametrize(("algo", "learner", "updates"), [("sac", "SAC", 5), ("sac20", "FastSAC", 100)])
-def test_an_algorithm_is_what_its_name_says(algo, learner, updates, monkeypatch):
-    made = []
-    build, options = sb3_sac.ALGORITHMS[algo]
-
-    def building(*arguments, **settings):
-        made.append(build(*arguments, **settings))
-        return made[-1]
-
-    monkeypatch.setitem(sb3_sac.ALGORITHMS, algo, (building, options))
-    sb3_sac.run(Settings("Pendulum-v1", algo, steps=55, every=55, episodes=1, random_steps=50), 0)
+def test_an_algorithm_is_what_its_name_says(algo, learner, updates, made, train):
+    settings = Settings("Pendulum-v1", algo, steps=55, every=55, episodes=1, random_steps=50)
+    train(settings)
     assert type(made[0]).__name__ == learner
     assert made[0]._n_updates == updates
+    assert settings.utd == updates // 5
 
 
-def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
-    made = []
-    quick = {"generator": GeneratorConfig.tiny(steps=10, width=16, depth=1), "schedule": RetrainSchedule(40, 64, 40)}
-    build, options = sb3_sac.ALGORITHMS["synther"]
+@pytest.mark.parametrize("algo", ["sac", "sac20"])
+def test_critics_with_layer_norm(algo, made, train):
+    settings = Settings("Pendulum-v1", algo, policy="LayerNormMlpPolicy", steps=52, every=52, episodes=1)
+    train(settings)
+    assert any(isinstance(module, torch.nn.LayerNorm) for module in made[0].critic.modules())
+    assert settings.name == f"sb3-{algo}-layernorm"
 
-    def building(*arguments, **settings):
-        made.append(build(*arguments, replay_buffer_kwargs=quick, **settings))
-        return made[-1]
 
-    monkeypatch.setitem(sb3_sac.ALGORITHMS, "synther", (building, options))
-    returns = sb3_sac.run(Settings("Pendulum-v1", "synther", steps=52, every=26, episodes=1, random_steps=50), 0)
-    assert list(returns) == [26, 52]
+@pytest.fixture
+def quick(monkeypatch):
+    """Settings of `synther` whose generator takes a moment."""
+    options = {"generator": GeneratorConfig.tiny(steps=10, width=16, depth=1), "schedule": RetrainSchedule(40, 64, 40)}
+    monkeypatch.setattr(Settings, "buffer_options", lambda _: options)
+    return Settings("Pendulum-v1", "synther", "tiny", steps=56, every=28, episodes=1, random_steps=50)
+
+
+def test_synther_has_synthetic_rows_in_its_batches(made, quick, train):
+    assert list(train(quick).returns) == [28, 56]
     assert len(made[0].replay_buffer.source.store) == 64
+
+
+def test_a_stopped_run_resumes_with_its_rows_and_model(made, monkeypatch, quick, train):
+    monkeypatch.setattr(sb3_agent, "CHUNK", 52)
+    resumed, load = [], FastSAC.load.__func__
+
+    def loading(*arguments, **options):
+        resumed.append(load(*arguments, **options))
+        return resumed[-1]
+
+    monkeypatch.setattr(FastSAC, "load", classmethod(loading))
+    for step in (28, 52):
+        assert train(quick, time_limit=0).step == step
+    first = train(quick)
+    assert (first.step, list(first.returns), first.resumed_at) == (56, [28, 56], [28, 52])
+    assert len(made) == 1
+    assert resumed[-1]._n_updates == 6 * 20
+    buffer = resumed[-1].replay_buffer
+    assert (buffer.size(), len(buffer.source.store), buffer.source.refits) == (56, 64, 1)
+    assert train(quick) == first  # a finished agent is not trained again
+    with pytest.raises(ValueError, match="other settings"):
+        train(replace(quick, episodes=2))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +148,8 @@ def test_synther_has_synthetic_rows_in_its_batches(monkeypatch):
         (["--env", "Pendulum-v1", "--seeds", "0"], "seeds: "),
         (["--env", "Pendulum-v1", "--workers", "0"], "workers: "),
         (["--env", "Pendulum-v1", "--algo", "ppo"], "--algo: invalid choice"),
-        (["--env", "Pendulum-v1", "--algo", "synther", "--init", "xavier"], "--init require --algo sac, got"),
+        (["--env", "Pendulum-v1", "--preset", "tiny"], "--preset requires --algo synther, got"),
+        (["--env", "Pendulum-v1", "--policy", "CnnPolicy"], "--policy: invalid choice"),
         (["--env", "Pendulum-v1", "--device", "gpu"], "device: "),
     ],
 )
@@ -116,30 +164,40 @@ def test_a_task_that_is_not_gymnasiums_is_refused(env, needs, refusal):
 
 
 def test_the_settings_of_synther_say_what_its_generator_is():
-    on_cpu, on_gpu = (Settings("x", "synther", device=device).to_json() for device in ("cpu", "cuda:1"))
-    assert (on_cpu["device"], on_gpu["device"]) == ("cpu", "cuda")
-    assert GeneratorConfig.from_json(on_cpu["generator"]) == GeneratorConfig.tiny()
-    assert GeneratorConfig.from_json(on_gpu["generator"]) == GeneratorConfig.fast()
-    assert on_gpu["schedule"]["rows"] == RetrainSchedule.fast().rows
+    of = Settings("x", "synther", "fast", device="cuda:1")
+    settings = of.to_json()
+    assert (settings["device"], settings["preset"], of.name) == ("cuda", "fast", "sb3-synther-fast")
+    assert GeneratorConfig.from_json(settings["generator"]) == GeneratorConfig.fast(max_seconds=None)
+    assert settings["schedule"]["rows"] == RetrainSchedule.fast().rows
     assert "generator" not in Settings("x", "sac20").to_json()
 
 
-def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, tmp_path):
+@pytest.fixture
+def training(monkeypatch):
+    """Replace the training by a function of settings and seed."""
+
+    def by(function):
+        monkeypatch.setattr(sb3_sac, "WorkerPool", lambda _: ThreadPoolExecutor(1))
+        monkeypatch.setattr(sb3_sac, "train", lambda settings, seed, *_, **__: function(settings, seed))
+
+    return by
+
+
+def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, tmp_path, training):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
-    monkeypatch.setattr(sb3_sac, "WorkerPool", lambda _: ThreadPoolExecutor(1))
-    monkeypatch.setattr(sb3_sac, "run", lambda settings, seed: {10: 1.0 + seed, 20: 4.0 - seed})
-    monkeypatch.setattr(sb3_sac, "time", SimpleNamespace(monotonic=iter((100.0, 107.0)).__next__))
-    arguments = ("--env", "Pendulum-v1", "--seeds", "2", "--steps", "20", "--policy-by", "mean")
+    training(lambda settings, seed: Progress(20, {10: seed - 2.0, 20: 7.0 - seed}, 7.0 - seed))
+    arguments = ("--env", "Pendulum-v1", "--seeds", "2", "--steps", "20", "--policy-by", "mean", "--first-seed", "3")
     status, out, _ = call_main(sb3_sac.main, "sb3_sac.py", *arguments)
     path = Path("results", "online", "Pendulum-v1", "sb3-sac-mean.json")
     expected = ["Pendulum-v1 step 10: 1.5 +- 0.7", "Pendulum-v1 step 20: 3.5 +- 0.7", str(path)]
     assert (status, out.splitlines()) == (0, expected)
     read = online_results.read_run(path)
     assert (read.algorithm, read.returns.tolist()) == ("sb3-sac-mean", [[1.0, 4.0], [2.0, 3.0]])
-    assert read.wall_seconds == {"total": 7.0}
-    assert json.loads(path.read_text())["settings"]["policy_by"] == "mean"
-    monkeypatch.setattr(sb3_sac, "run", lambda *_: pytest.fail("it ran"))
+    assert read.wall_seconds == {"total": 4.0}
+    content = json.loads(path.read_text())
+    assert (content["settings"]["policy_by"], content["seeds"]) == ("mean", [3, 4])
+    training(lambda *_: pytest.fail("it ran"))
     before = path.read_bytes()
     assert call_main(sb3_sac.main, "sb3_sac.py", *arguments)[:2] == (0, f"{path}: already exists\n")
     status, _, errors = call_main(sb3_sac.main, "sb3_sac.py", *arguments, "--episodes", "3")
@@ -148,9 +206,17 @@ def test_a_result_is_written_once_and_never_overwritten(call_main, monkeypatch, 
     assert path.read_bytes() == before
 
 
-def test_a_full_disk_is_one_line_and_the_result_is_printed(call_main, full_disk, monkeypatch, tmp_path):
-    monkeypatch.setattr(sb3_sac, "WorkerPool", lambda _: ThreadPoolExecutor(1))
-    monkeypatch.setattr(sb3_sac, "run", lambda settings, seed: {20: 4.0})
+def test_a_run_stopped_by_its_time_limit_says_where(call_main, tmp_path, training):
+    training(lambda settings, seed: Progress(20 - 10 * seed))
+    arguments = ("--env", "Pendulum-v1", "--seeds", "2", "--steps", "20", "--time-limit", "1", "--out", tmp_path)
+    status, told, _ = call_main(sb3_sac.main, "sb3_sac.py", *arguments)
+    assert status == 0
+    assert "step 10 of 20" in told
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_full_disk_is_one_line_and_the_result_is_printed(call_main, full_disk, tmp_path, training):
+    training(lambda settings, seed: Progress(20, {20: 4.0}))
     full_disk()
     arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
     status, told, errors = call_main(sb3_sac.main, "sb3_sac.py", *arguments)
@@ -161,22 +227,24 @@ def test_a_full_disk_is_one_line_and_the_result_is_printed(call_main, full_disk,
 
 @pytest.mark.parametrize(
     ("fault", "status", "said"),
-    [
-        (KeyboardInterrupt(), 130, "interrupted; the file was not written"),
-        (BrokenProcessPool(), 1, "a worker process died; the file was not written"),
-    ],
+    [(KeyboardInterrupt(), 130, "interrupted"), (BrokenProcessPool(), 1, "a worker process died")],
     ids=["interrupt", "killed"],
 )
-def test_an_interrupted_or_killed_run_is_one_line(fault, status, said, call_main, monkeypatch, tmp_path):
-    def run(*_):
+@pytest.mark.parametrize("resumes", [False, True])
+def test_an_interrupted_or_killed_run_is_one_line(fault, status, said, resumes, call_main, tmp_path, training):
+    path = tmp_path / "Pendulum-v1" / "sb3-sac.json"
+
+    def run(settings, seed):
+        if resumes:
+            sb3_sac.checkpoints(path, settings)[seed].touch()
         raise fault
 
-    monkeypatch.setattr(sb3_sac, "WorkerPool", lambda _: ThreadPoolExecutor(1))
-    monkeypatch.setattr(sb3_sac, "run", run)
+    training(run)
     arguments = ("--env", "Pendulum-v1", "--seeds", "1", "--steps", "20", "--out", tmp_path)
-    answer = call_main(sb3_sac.main, "sb3_sac.py", *arguments)
-    path = tmp_path / "Pendulum-v1" / "sb3-sac.json"
-    assert answer[::2] == (status, f"sb3_sac.py: error: {path}: {said}\n")
+    code, _, errors = call_main(sb3_sac.main, "sb3_sac.py", *arguments)
+    assert (code, len(errors.splitlines())) == (status, 1)
+    assert errors.startswith(f"sb3_sac.py: error: {path}: {said}; ")
+    assert ("start over" in errors) != resumes
     assert not path.exists()
 
 
