@@ -25,6 +25,11 @@ TITLES = {
     "synther-paper": "SynthER `paper()`",
     "sb3-sac": "SAC of Stable-Baselines3",
     "sb3-sac-mean-xavier": "the same, REDQ's initial weights and policy loss",
+    "sb3-sac20": "`FastSAC`",
+    "sb3-synther-fast": "`FastSAC` with `SynthERBuffer`",
+    "sb3-synther-fast-mean-xavier": "the same, REDQ's initial weights and policy loss",
+    f"{SUBJECT}-layernorm": "SynthER `fast()`, layer norm",
+    "sb3-synther-fast-layernorm": "`FastSAC` with `SynthERBuffer`, `LayerNormMlpPolicy`",
 }
 STEP, EARLY_STEP = 100_000, 30_000
 _STEPS = (EARLY_STEP, 60_000, STEP)  # of the comparison of versions
@@ -123,13 +128,20 @@ def _versions(main: Path) -> str:
 
 
 def _stable_baselines(main: Path) -> str:
+    """Runs in Stable-Baselines3, after those of our learner with as many updates and steps."""
     rows = []
     for task in TASKS:
-        paths = [main / task / f"{name}.json" for name in ("sac", "sb3-sac", "sb3-sac-mean-xavier")]
-        if paths[1].is_file():
-            for run in (read_run(path) for path in paths if path.is_file()):
-                rows.append([task, TITLES[run.algorithm], run.returns.shape[0], _returns(run, EARLY_STEP)])
-    return markdown_table(("task", f"one update per step, {EARLY_STEP:,} steps", "seeds", "return"), rows)
+        for utd, step, *names in (
+            (1, EARLY_STEP, "sac", "sb3-sac", "sb3-sac-mean-xavier"),
+            (20, STEP, "sac20", "sb3-sac20"),
+            (20, STEP, SUBJECT, "sb3-synther-fast", "sb3-synther-fast-mean-xavier"),
+            (20, STEP, f"{SUBJECT}-layernorm", "sb3-synther-fast-layernorm"),
+        ):
+            found = [path for name in names if (path := main / task / f"{name}.json").is_file()]
+            if any(path.stem.startswith("sb3-") for path in found):
+                runs = [read_run(path) for path in found]
+                rows += [[task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), _returns(r, step)] for r in runs]
+    return markdown_table(("task", "agent", "updates per step", "steps", "seeds", "return"), rows)
 
 
 def _ablation(folder: Path) -> str:
