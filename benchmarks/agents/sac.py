@@ -53,7 +53,6 @@ class Hyperparameters:
     Attributes:
         critics: Critics per agent. Targets are the minimum over two of them, drawn for each update.
         updates: Critic updates per environment step.
-        policy_updates: Updates of policy and temperature per environment step, evenly between the critic updates.
         batch_size: Rows per update.
         hidden: Width of the hidden layers.
         learning_rate: Learning rate of all networks and of the temperature.
@@ -70,7 +69,6 @@ class Hyperparameters:
 
     critics: int = 2
     updates: int = 20
-    policy_updates: int = 1
     batch_size: int = 256
     hidden: int = 256
     learning_rate: float = 3e-4
@@ -86,10 +84,8 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         """Validate all values."""
-        for name in ("critics", "updates", "policy_updates", "batch_size", "hidden"):
+        for name in ("critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        if self.updates % self.policy_updates:
-            raise ValueError(f"policy_updates: expected a divisor of {self.updates}, got {self.policy_updates}")
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
         for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay"):
@@ -181,7 +177,7 @@ class StackedSAC(CapturedLearner):
             measure(self.replay.transitions().rows[..., self.replay.spec.observations], *self._scaling)
         mixed = self.replay.has_synthetic
         if mixed not in self._learn:
-            self._learn = {mixed: self._captured(self._learn_once)}  # batches never become real-only again
+            self._learn = {mixed: self._captured(self._draw_and_update)}  # batches never become real-only again
 
     @torch.no_grad()
     def update(self, rows: Tensor, next_noise: Tensor, excluded: Tensor, policy_noise: Tensor) -> None:
@@ -283,18 +279,13 @@ class StackedSAC(CapturedLearner):
         x = fused_padded(observations, columns=self.policy_shape.padded_inputs)
         return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
 
-    def _learn_once(self) -> None:
-        for _ in range(self.settings.policy_updates):
-            self._draw_and_update()
-
     def _draw_and_update(self) -> None:
         settings, spec = self.settings, self.replay.spec
-        updates = settings.updates // settings.policy_updates
-        size = (self.agents, updates, settings.batch_size)
-        rows = self.replay.draw(updates, settings.batch_size, self.rng)
+        size = (self.agents, settings.updates, settings.batch_size)
+        rows = self.replay.draw(settings.updates, settings.batch_size, self.rng)
         next_noise = self._normal(*size, spec.action_dim)
         policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
-        excluded = torch.zeros(updates, self.agents, settings.critics, device=self.device)
+        excluded = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
         if settings.critics > _PAIR:
             uniform = torch.rand(excluded.shape, generator=self.rng, device=self.device)
             excluded = torch.where(uniform.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
