@@ -8,22 +8,11 @@ import torch
 from torch import Tensor
 
 from synther_replay import Transitions, TransitionSpec
-from synther_replay.common.acceleration import fused
-from synther_replay.replay.mixing import mixed_indices, split_batch
-
-
-@fused
-def _indices(uniform: Tensor, count: Tensor, from_real: int, capacity: int, synthetic: int) -> Tensor:
-    """Indices of batches ``(M, K, B)`` into the rows of all agents, concatenated."""
-    agent = torch.arange(uniform.shape[0], device=uniform.device)[:, None, None]
-    return mixed_indices(uniform, from_real, count, capacity, synthetic) + agent * (capacity + synthetic)
+from synther_replay.replay.mixed_rows import MixedRows
 
 
 class StackedReplay:
     """Real and synthetic rows of M agents in preallocated memory.
-
-    A captured CUDA graph needs fixed addresses. So new synthetic rows are copied over the old ones, unlike in the
-    library's store, which is replaced as a whole.
 
     Args:
         spec: Layout of a row.
@@ -45,10 +34,11 @@ class StackedReplay:
         device: torch.device,
     ) -> None:
         """Allocate all memory now."""
-        self.spec, self.agents, self.real_ratio, self.device = spec, agents, real_ratio, device
-        # Real and synthetic rows in one tensor, so that a mixed batch is one index_select.
-        self._rows = torch.zeros(agents, capacity + synthetic, spec.dim, device=device)
-        self.real, self.synthetic = self._rows.split((capacity, synthetic), 1)
+        self.spec, self.agents, self.device = spec, agents, device
+        self._mixed = MixedRows(
+            torch.zeros(agents, capacity + synthetic, spec.dim, device=device), capacity, real_ratio
+        )
+        self.real, self.synthetic = self._mixed.real, self._mixed.synthetic
         self.has_synthetic = False
         self.count = 0
         self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same on the device, for graphs
@@ -71,11 +61,8 @@ class StackedReplay:
 
     def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
         """Draw batches for each agent, ``(M, batches, batch_size, dim)``; real rows come first."""
-        real, _ = split_batch(batch_size, self.real_ratio, synthetic_available=self.has_synthetic)
         size = (self.agents, batches, batch_size)
-        uniform = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
-        index = _indices(uniform, self._count, real, self.real.shape[1], self.synthetic.shape[1])
-        return self._rows.view(-1, self.spec.dim).index_select(0, index.view(-1)).view(*size, -1)
+        return self._mixed.draw(size, rng, count=self._count, has_synthetic=self.has_synthetic)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the rows."""

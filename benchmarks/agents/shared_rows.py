@@ -8,12 +8,10 @@ from torch import Tensor
 from synther_replay import Transitions
 from synther_replay.benchmarks.agents.augment import Augmentation
 from synther_replay.benchmarks.agents.networks.mlp import Layers
-from synther_replay.common.acceleration import fused
-from synther_replay.replay.mixing import check_real_ratio, mixed_indices, split_batch
+from synther_replay.replay.mixed_rows import MixedRows
+from synther_replay.replay.mixing import check_real_ratio
 
 _MIN_STD = 1e-3  # CORL's; avoids division by zero for constant columns
-
-_indices = fused(mixed_indices)
 
 
 class SharedRows:
@@ -54,7 +52,7 @@ class SharedRows:
         self.spec, self.device, self.augmentation = parts[0].spec, device, augmentation
         self.rows = torch.cat([part.rows.to(device) for part in parts])
         self.real = 0 if real is None else len(real)
-        self.real_ratio = real_ratio if len(parts) == 2 else float(self.real > 0)
+        self._mixed = MixedRows(self.rows[None], self.real, real_ratio if len(parts) == 2 else float(self.real > 0))
         observations = (self.rows if scale_like is None else scale_like.rows.to(device))[:, self.spec.observations]
         self.mean, self.std = torch.zeros_like(observations[0]), torch.ones_like(observations[0])
         if scale_observations:
@@ -76,10 +74,7 @@ class SharedRows:
 
     def draw(self, *size: int, rng: torch.Generator) -> Tensor:
         """Draw batches ``(*size, dim)``; the last of `size` is the batch size. Real rows come first in a batch."""
-        from_real, _ = split_batch(size[-1], self.real_ratio, synthetic_available=len(self) > self.real)
-        uniform = torch.rand(size, generator=rng, device=self.device, dtype=torch.float64)
-        index = _indices(uniform, from_real, self.real, self.real, len(self) - self.real)
-        rows = self.rows.index_select(0, index.view(-1)).view(*size, -1)
+        rows = self._mixed.draw(size, rng)
         return self.augmentation(rows, self.spec, rng) if self.augmentation else rows
 
     def for_raw_observations(self, policy: Layers) -> Layers:

@@ -1,11 +1,8 @@
-"""Real and synthetic rows in a batch: how many of each, and which."""
+"""Real and synthetic rows in a batch: how many of each."""
 
 from __future__ import annotations
 
 from numbers import Real
-
-import torch
-from torch import Tensor
 
 from synther_replay.common.checks import whole_number
 
@@ -24,23 +21,6 @@ def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool
     check_real_ratio(real_ratio)
     real = round(real_ratio * batch_size) if synthetic_available else batch_size
     return real, batch_size - real
-
-
-def mixed_indices(uniform: Tensor, from_real: int, real: Tensor | int, begin: int, synthetic: int) -> Tensor:
-    """Indices of the rows of batches: first the real rows of each batch, then the synthetic ones.
-
-    For learners that hold all rows in one tensor, so that batches are one gather and can be captured in a CUDA graph.
-
-    Args:
-        uniform: Uniform random numbers in [0, 1), one per row, ``(..., B)``; float64, because float32 cannot address
-            millions of rows evenly.
-        from_real: Real rows per batch.
-        real: Number of real rows, which start at index 0.
-        begin: Index of the first synthetic row.
-        synthetic: Number of synthetic rows.
-    """
-    column = torch.arange(uniform.shape[-1], device=uniform.device)
-    return torch.where(column < from_real, (uniform * real).long(), begin + (uniform * synthetic).long())
 
 
 def check_real_ratio(real_ratio: float) -> float:
