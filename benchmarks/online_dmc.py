@@ -17,6 +17,13 @@ Critics (``--critic``):
     features   with normalised features before the last layer
     ensemble   ten critics with layer norm
     residual   residual blocks, normalised observations, weight decay
+
+Relevance (``--relevance``), with ``--algo synther``: rows are generated that are like the most relevant real ones.
+    curiosity  error of a forward model that is trained on the real rows
+    return     return of the row's episode
+    reward     reward
+    td_error   size of the TD error of the learner's critics
+    value      value of the observation under the learner's critics and policy
 """
 
 from __future__ import annotations
@@ -43,6 +50,7 @@ from synther_replay.benchmarks.online.rows import save_rows
 from synther_replay.benchmarks.online.run import run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.relevance.guidance import NAMES as RELEVANCES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and there is one process per core
 
@@ -85,6 +93,12 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--first-refit", type=int, help="no refit before this environment step")
     parser.add_argument("--rows", type=int, help="synthetic rows per refit (default: set by --preset)")
+    parser.add_argument(
+        "--relevance", metavar="NAME", help=f"guide generation to relevant rows: one of {', '.join(RELEVANCES)}"
+    )
+    parser.add_argument("--guidance", type=float, help="weight of the relevance (2)")
+    parser.add_argument("--top", type=float, help="share of real rows that count as relevant (0.25)")
+    parser.add_argument("--guided-share", type=float, help="share of synthetic rows that are guided (1)")
     parser.add_argument("--tag", help="suffix of the file name, for runs that differ from the preset")
     add_run_options(parser, time_limit_note=REFIT_NOTE)
     parser.add_argument("--keep-policies", type=Path, help="folder to save the policies of each evaluation in")
@@ -116,12 +130,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
     names = ("critic", "preset", "seeds", "steps", "utd", "random_steps", "episodes", "first_seed", "real_ratio")
     given = {name: getattr(args, name) for name in names}
     schedule = {"start": args.first_refit, "every": args.refit_every, "rows": args.rows}
+    relevance = {"name": args.relevance, "top": args.top, "guidance": args.guidance, "share": args.guided_share}
     return Settings(
         env=args.env,
         algo=args.algo,
         schedule=_without_none(schedule),
         generator=dict(setting(text) for text in args.set),
         agent=dict(setting(text, "--agent") for text in args.agent),
+        relevance=_without_none(relevance),
         **{**defaults, **_without_none(given)},
     )
 

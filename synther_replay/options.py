@@ -11,15 +11,18 @@ import torch
 from synther_replay.common.checks import whole_number
 from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
-from synther_replay.data.transitions import TransitionSpec
+from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.generator import DiffusionGenerator
 from synther_replay.protocols import Generator, RealTransitions, Schedule
+from synther_replay.relevance.guidance import Guidance
+from synther_replay.relevance.protocol import Relevance
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
 
 GeneratorOption = Generator | GeneratorConfig | Mapping[str, Any] | str | None
+RelevanceOption = Guidance | Relevance | Callable[[Transitions], Any] | Mapping[str, Any] | str | None
 ScheduleOption = Schedule | Mapping[str, Any] | str | int | None
 
 
@@ -41,6 +44,9 @@ class SourceOptions:
         seed: None: the seed last passed to `torch.manual_seed`.
         on_refit: Called with a `RefitReport` after every refit; if it raises, the refit is undone. It must not refit
             itself. Copies and pickles do not have it.
+        relevance: What generation is guided by, a short form of `Guidance.of`: ``"curiosity"``, ``"return"``,
+            ``"reward"``, ``"td_error"``, ``"value"``, a mapping of fields with the key ``"name"``, or a function from
+            transitions to scores. None: not guided.
     """
 
     real_ratio: float = 0.5
@@ -49,6 +55,7 @@ class SourceOptions:
     synthetic_capacity: int = 1_000_000
     seed: int | None = None
     on_refit: Callable[[RefitReport], object] | None = None
+    relevance: RelevanceOption = None
 
     def __post_init__(self) -> None:
         """Validate all fields."""
@@ -64,6 +71,7 @@ class SourceOptions:
             RetrainSchedule.of(self.schedule)
         if self.on_refit is not None and not callable(self.on_refit):
             raise TypeError(f"on_refit: expected a function of the report, got {self.on_refit!r}")
+        object.__setattr__(self, "relevance", Guidance.of(self.relevance))
         whole_number("synthetic_capacity", self.synthetic_capacity)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
@@ -97,6 +105,7 @@ class SourceOptions:
             device=device,
             seed=self.seed,
             on_refit=self.on_refit,
+            relevance=self.relevance,
         )
 
 

@@ -15,6 +15,7 @@ LIBRARY = [
     ("common",),
     ("persistence", "data", "diffusion"),
     ("config", "metrics", "protocols"),
+    ("relevance",),
     ("replay", "model"),
     ("generator",),
     ("options",),

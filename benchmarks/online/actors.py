@@ -19,6 +19,7 @@ from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
 from synther_replay.model.fitting import FitReport
+from synther_replay.relevance.guide import Guide, Plan
 
 _LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
 
@@ -54,6 +55,9 @@ class Agents:
         seed = settings.first_seed
         self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
         self.generator = None
+        guidance = settings.guidance()
+        self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
+        self.plan: Plan | None = None  # of the last refit
         if self.schedule:
             config = settings.generator_config()
             seed = derive_seed(seed, 6)  # learner and generator must not share random streams
@@ -102,18 +106,25 @@ class Agents:
         temporary = DiffusionGenerator(self.spec, config, device=self.device, seed=0, stack=self.replay.agents)
         rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
         rows[..., self.spec.terminated] = rows[..., self.spec.terminated].round()  # the outcome model, too
-        temporary.fit(Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows), progress=False)
-        temporary.sample(self.schedule.rows)  # every size of a chunk
+        real = Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows)
+        plan = Guide(self.guide.guidance, 0).plan(real, 1) if self.guide else None
+        temporary.fit(real, condition=plan.condition if plan else None, progress=False)
+        plan.sample(temporary.sample, self.schedule.rows) if plan else temporary.sample(self.schedule.rows)
 
     def fit(self) -> FitReport:
-        """Fit the generator to all real transitions."""
+        """Fit the generator to all real transitions, with their relevance if generation is guided."""
         assert self.generator is not None
-        return self.generator.fit(self.replay.transitions(), progress=False)
+        real = self.replay.transitions()
+        if self.guide is None:
+            return self.generator.fit(real, progress=False)
+        self.plan = self.guide.plan(real, self.replay.count)
+        return self.generator.fit(real, condition=self.plan.condition, progress=False)
 
     def generate(self) -> None:
         """Replace the synthetic transitions."""
         assert self.generator is not None and self.schedule is not None
-        self.replay.replace_synthetic(self.generator.sample(self.schedule.rows))
+        draw, rows = self.generator.sample, self.schedule.rows
+        self.replay.replace_synthetic(draw(rows) if self.plan is None else self.plan.sample(draw, rows))
         synchronise(self.device)
 
     def value_estimates(self) -> dict[str, list[float]]:
@@ -142,6 +153,7 @@ class Agents:
             "learner": self.learner.state_dict(),
             "replay": self.replay.state_dict(),
             "generator": self.generator.state_dict() if self.generator else None,
+            "relevance": self.guide.state_dict() if self.guide else None,
             "actions": self.actions,
             "observations": self.observations,
         }
@@ -152,5 +164,7 @@ class Agents:
         self.replay.load_state_dict(state["replay"])
         if self.generator:
             self.generator.load_state_dict(state["generator"])
+        if self.guide:
+            self.guide.load_state_dict(state["relevance"])
         self.actions.copy_(state["actions"])
         self.observations.copy_(state["observations"])

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,10 @@ class OnlineRun:
                 f"refit at step {progress.step} failed: {error}; keeping the previous synthetic rows", stacklevel=2
             )
             return
-        progress.fits.append({"step": progress.step, "steps": report.steps, "held_out_loss": report.held_out_loss})
+        entry = {"step": progress.step, "steps": report.steps, "held_out_loss": report.held_out_loss}
+        if plan := self.agents.plan:
+            entry["relevance"] = asdict(plan.report)
+        progress.fits.append(entry)
         self._prepare_learner()
 
     def _prepare_learner(self) -> None:

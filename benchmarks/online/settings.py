@@ -12,6 +12,7 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.generator_settings import PRESETS, build_generator_config
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
+from synther_replay.relevance.guidance import Guidance
 from synther_replay.replay.mixing import check_real_ratio
 
 
@@ -55,6 +56,7 @@ class Settings:
         generator: Options of the generator that differ from the preset.
         critic: One of `agents.named_critics.CRITICS`.
         agent: Hyper-parameters of the learner that differ from those of algorithm and critic.
+        relevance: What generation is guided by, a mapping as in `Guidance.of`; empty: not guided.
     """
 
     env: str
@@ -71,6 +73,7 @@ class Settings:
     generator: dict[str, Any] = field(default_factory=dict)
     critic: str = PLAIN
     agent: dict[str, Any] = field(default_factory=dict)
+    relevance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -86,12 +89,13 @@ class Settings:
                 raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
             self.retrain_schedule()
             self.generator_config()
-        elif self.preset or self.schedule or self.generator:
-            given = {"preset": self.preset, "schedule": self.schedule, "generator": self.generator}
+            self.guidance()
+        elif self.preset or self.schedule or self.generator or self.relevance:
+            given = {name: getattr(self, name) for name in ("preset", "schedule", "generator", "relevance")}
             shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
             raise ValueError(
-                f"algo: {self.algo} has no generator, so preset, schedule and generator options do not "
-                f"apply, got {shown}"
+                f"algo: {self.algo} has no generator, so preset, schedule, generator and relevance do not apply, "
+                f"got {shown}"
             )
 
     @property
@@ -101,9 +105,9 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """Algorithm, preset and critic, used as file name; the plain critic has no part in it."""
+        """Algorithm, preset, critic and relevance, used as file name; the plain critic has no part in it."""
         critic = None if self.critic == PLAIN else self.critic
-        return "-".join(part for part in (self.algo, self.preset, critic) if part)
+        return "-".join(part for part in (self.algo, self.preset, critic, self.relevance.get("name")) if part)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Hyper-parameters of the learner that differ from the defaults."""
@@ -122,6 +126,10 @@ class Settings:
         online = {"embedding": 256, "normalise_rewards": suite_of(self.env) == "gym"} if self.preset == "paper" else {}
         return build_generator_config(str(self.preset), {**online, **self.generator})
 
+    def guidance(self) -> Guidance | None:
+        """How generation is guided; None: not at all."""
+        return Guidance.of(self.relevance or None, name="--relevance")
+
     def evaluation_steps(self) -> set[int]:
         """Steps at which policies are evaluated: every 2,500 up to 20,000, then every 10,000, and the last."""
         early = range(2_500, min(self.steps, 20_000) + 1, 2_500)
@@ -132,10 +140,13 @@ class Settings:
         values = asdict(self)
         if self.critic == PLAIN:  # as in results from before there were others
             del values["critic"]
-        if not self.agent:
-            del values["agent"]
+        for name in ("agent", "relevance"):
+            if not values[name]:
+                del values[name]
         if self.synthetic:
             values["schedule"] = asdict(self.retrain_schedule())
             values["generator"] = self.generator_config().to_json()
+        if guidance := self.guidance():
+            values["relevance"] = guidance.to_json()
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read

@@ -40,15 +40,32 @@ def from_short_form(cls: type[Any], value: Any, *, presets: Sequence[str], defau
     changes = dict(value) if isinstance(value, Mapping) else {}
     preset = changes.pop("preset", default) if not isinstance(value, str) else value
     if preset not in presets:
-        raise ValueError(f"{name}: unknown preset {preset!r}; {_expected(preset, presets)}")
-    known = {field.name: str(field.type) for field in fields(cls)}
+        raise ValueError(f"{name}: unknown preset {preset!r}; {expected_names(preset, presets)}")
+    return replace(getattr(cls, preset)(), **checked_fields(cls, changes, name))
+
+
+def checked_fields(
+    cls: type[Any], changes: Mapping[str, Any], name: str, allowed: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Return values for fields of the dataclass `cls`, converted from what YAML makes of them.
+
+    Args:
+        cls: A dataclass.
+        changes: The values by field.
+        name: Name of the argument, for errors.
+        allowed: Names of the fields that may be given. None: all.
+
+    Raises:
+        ValueError: An unknown field; the error names the known ones.
+    """
+    known = {field.name: str(field.type) for field in fields(cls) if allowed is None or field.name in allowed}
     for key in changes:
         if key not in known:
-            raise ValueError(f"{name}: unknown setting {key!r} of {cls.__name__}; {_expected(key, known)}")
-    return replace(getattr(cls, preset)(), **{key: _as_field(item, known[key]) for key, item in changes.items()})
+            raise ValueError(f"{name}: unknown setting {key!r} of {cls.__name__}; {expected_names(key, known)}")
+    return {key: _as_field(item, known[key]) for key, item in changes.items()}
 
 
-def _expected(given: Any, known: Iterable[str]) -> str:
+def expected_names(given: Any, known: Iterable[str]) -> str:
     """Name what is near to a misspelt word; all that is known if nothing is near, or if it is little."""
     known = list(known)
     near = difflib.get_close_matches(str(given), known, n=1)

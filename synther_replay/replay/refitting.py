@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from synther_replay.common.locking import Lock
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator, JobGenerator, Stateful
+from synther_replay.relevance.guide import GuidanceReport, Plan
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class RefitReport:
         steps: Environment steps when the refit began.
         fit_seconds: Time to fit the generator.
         sample_seconds: Time to generate and store the rows.
+        relevance: How the refit was guided; None without relevance.
     """
 
     fit: Any
@@ -32,6 +35,7 @@ class RefitReport:
     steps: int
     fit_seconds: float
     sample_seconds: float
+    relevance: GuidanceReport | None = None
 
 
 class RefitJob:
@@ -60,6 +64,7 @@ class RefitJob:
         version: Hashable,
         steps: int,
         options: dict[str, Any],
+        plan: Plan | None = None,
     ) -> None:
         """Prepare the fit.
 
@@ -72,11 +77,14 @@ class RefitJob:
             version: Version of the real transitions.
             steps: Environment steps.
             options: Arguments of `JobGenerator.begin`.
+            plan: How generation is guided; None: not at all.
         """
         self._begun = time.monotonic()
+        if plan is not None:
+            options = {**options, "condition": plan.condition}
         self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
         self._seconds = time.monotonic() - self._begun
-        self._rows, self._check = rows, check
+        self._rows, self._check, self._plan = rows, check, plan
         self.source, self.version, self.steps, self.real_rows = source, version, steps, len(real)
         self.fresh: Transitions | None = None
         self.is_committed = False
@@ -94,18 +102,19 @@ class RefitJob:
             return self._report
 
     def _run(self) -> RefitReport:
-        begun = time.monotonic()
+        begun, plan = time.monotonic(), self._plan
         try:
             fit = self._fit.run()
             fitted = time.monotonic()
-            fresh = self._fit.sample(self._rows)
+            fresh = self._fit.sample(self._rows) if plan is None else plan.sample(self._fit.sample, self._rows)
             self._check(fresh)
         except BaseException:
             self._fit.revert()
             raise
         seconds = self._seconds + fitted - begun
         self.fresh = fresh
-        return RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted)
+        relevance = None if plan is None else plan.report
+        return RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted, relevance)
 
     def take_model(self) -> None:
         """Make the fitted model the generator's own."""
@@ -127,8 +136,8 @@ class _Job:
     def run(self) -> Any:
         return self._job.run()
 
-    def sample(self, rows: int) -> Transitions:
-        fresh: Transitions = self._job.sample(rows)
+    def sample(self, rows: int, **options: Any) -> Transitions:
+        fresh: Transitions = self._job.sample(rows, **options)
         return fresh
 
     def commit(self) -> None:
@@ -153,8 +162,8 @@ class _InPlace:
             self._before = state_of(self._generator)
         return self._generator.fit(self._real)
 
-    def sample(self, rows: int) -> Transitions:
-        return self._generator.sample(rows)
+    def sample(self, rows: int, **options: Any) -> Transitions:
+        return self._generator.sample(rows, **options)
 
     def commit(self) -> None:
         """Nothing is left to do."""
@@ -175,6 +184,14 @@ def _has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:
     begin, *others = owner("begin"), owner("fit"), owner("sample")
     # A method without an owner belongs to another object, which a wrapper passes calls on to.
     return begin is not None and all(other is not None and issubclass(begin, other) for other in others)
+
+
+def takes_conditions(generator: Generator) -> bool:
+    """Whether the fits of a generator are jobs that take conditions."""
+    if not _has_jobs(generator):
+        return False
+    options = inspect.signature(generator.begin).parameters
+    return "condition" in options or any(option.kind is option.VAR_KEYWORD for option in options.values())
 
 
 def state_of(part: Stateful) -> dict[str, Any]:

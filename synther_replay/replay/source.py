@@ -23,10 +23,13 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.protocols import Generator, RealTransitions, Schedule, Stateful
+from synther_replay.relevance.guidance import Guidance
+from synther_replay.relevance.guide import Guide
+from synther_replay.relevance.protocol import Relevance
 from synther_replay.replay.examination import Examination
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio, split_batch
-from synther_replay.replay.refitting import RefitJob, RefitReport, state_of
+from synther_replay.replay.refitting import RefitJob, RefitReport, state_of, takes_conditions
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.store import SyntheticStore
 
@@ -59,6 +62,7 @@ class SyntheticSource:
         device: Device of the synthetic rows. None: the generator's device; for a short form the GPU if there is one.
         seed: Seed of the sampling order, and of a generator that is made from a short form.
         on_refit: See `SourceOptions`.
+        relevance: See `SourceOptions`.
 
     Attributes:
         steps: Environment steps so far.
@@ -84,8 +88,11 @@ class SyntheticSource:
         device: torch.device | str | None = None,
         seed: int = 0,
         on_refit: Callable[[RefitReport], object] | None = None,
+        relevance: Any = None,
     ) -> None:
         """Check the arguments and create an empty store."""
+        guidance = Guidance.of(relevance)
+        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 13))
         if on_refit is not None and not callable(on_refit):
             raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
         if not isinstance(real, self._needs):
@@ -140,9 +147,19 @@ class SyntheticSource:
     @generator.setter
     def generator(self, generator: Generator | Callable[..., Generator]) -> None:
         _check_spec("generator", generator, self.spec)
+        if self._guide is not None and isinstance(generator, Generator) and not takes_conditions(generator):
+            raise TypeError(
+                f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
+                "as that of DiffusionGenerator does"
+            )
         if getattr(generator, "stack", 1) != 1:
             raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
         self._generator = generator
+
+    @property
+    def relevance(self) -> Relevance | None:
+        """What real rows are scored by; None: generation is not guided."""
+        return None if self._guide is None else self._guide.relevance
 
     @property
     def store_age(self) -> int | None:
@@ -227,15 +244,17 @@ class SyntheticSource:
         """
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
+        real = self._examination.usable(self.real, least=self._least_rows())
         return RefitJob(
             self.generator,
-            self._examination.usable(self.real, least=self._least_rows()),
+            real,
             rows=min(rows or self.schedule.rows, self.store.capacity),
             check=self._check_generated,
             source=self._identity,
             version=self._version,
             steps=self.steps,
             options={"from_scratch": True} if is_stale else {},
+            plan=None if self._guide is None else self._guide.plan(real.to(self.device), self.steps),
         )
 
     def commit(self, job: RefitJob) -> RefitReport:
@@ -311,6 +330,8 @@ class SyntheticSource:
         for part in (self.real, self._generator):
             if hasattr(part, "reseed"):
                 part.reseed(seed)
+        if self._guide is not None:
+            self._guide.reseed(derive_seed(seed, 13))
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
@@ -367,6 +388,7 @@ class SyntheticSource:
             "version": self._version,
             "is_stale": self._is_stale,
             "shuffles": self._shuffles.state_dict(),
+            "relevance": None if self._guide is None else self._guide.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -408,6 +430,7 @@ class SyntheticSource:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""
         late = {
             "on_refit": None,
+            "_guide": None,
             "_version": None,
             "_is_stale": False,
             "_adding": Lock(),
@@ -422,11 +445,14 @@ class SyntheticSource:
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
         """The parts whose states are contained in `state`."""
-        return {
+        parts = {
             "generator": stateful(self.generator, "generator"),
             "store": self.store,
             "shuffles": self._shuffles,
         }
+        if self._guide is not None and state.get("relevance") is not None:
+            parts["relevance"] = self._guide
+        return parts
 
     def _restored_schedule(self, state: dict[str, Any] | None) -> Schedule:
         restored = getattr(self.schedule, "restored", None)
@@ -441,6 +467,8 @@ class SyntheticSource:
             logger.info("version %r of the real rows follows %r: synthetic rows are removed", version, self._version)
             self.store.clear()
             self._version, self._last_attempt, self._is_stale = version, None, True
+            if self._guide is not None:
+                self._guide.forget()
         return self._is_stale
 
     def _kept(self) -> str:
