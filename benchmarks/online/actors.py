@@ -15,11 +15,13 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
+from synther_replay.benchmarks.online.critic_values import CriticValues
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
 from synther_replay.model.fitting import FitReport
-from synther_replay.relevance.guide import Guide, Plan
+from synther_replay.relevance.critics import TDError, Value
+from synther_replay.relevance.guide import Guide, Plan, plan_for
 
 _LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
 
@@ -58,6 +60,9 @@ class Agents:
         guidance = settings.guidance()
         self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
         self.plan: Plan | None = None  # of the last refit
+        if self.guide and isinstance(self.guide.relevance, TDError | Value):
+            critic = CriticValues(self.learner)
+            self.guide.relevance.attach(q=critic.q, value=critic.value, gamma=critic.gamma)
         if self.schedule:
             config = settings.generator_config()
             seed = derive_seed(seed, 6)  # learner and generator must not share random streams
@@ -107,7 +112,7 @@ class Agents:
         rows = torch.rand(self.replay.agents, self.schedule.start, self.spec.dim, device=self.device)
         rows[..., self.spec.terminated] = rows[..., self.spec.terminated].round()  # the outcome model, too
         real = Transitions(self.spec, rows[0] if self.replay.agents == 1 else rows)
-        plan = Guide(self.guide.guidance, 0).plan(real, 1) if self.guide else None
+        plan = plan_for(real.rewards, self.guide.guidance) if self.guide else None
         temporary.fit(real, condition=plan.condition if plan else None, progress=False)
         plan.sample(temporary.sample, self.schedule.rows) if plan else temporary.sample(self.schedule.rows)
 

@@ -105,7 +105,7 @@ class Guide:
             self._warn(error, steps)
             return _unguided(real)
         self._failures, self._reported = 0, Notices()
-        return self._guided(scores)
+        return plan_for(scores, self.guidance)
 
     def forget(self) -> None:
         """Start over, because the rows have got another meaning."""
@@ -133,24 +133,25 @@ class Guide:
             self.relevance.load_state_dict(own)
         self._seen = seen
 
-    def _guided(self, scores: Tensor) -> Plan:
-        scores = scores.double()
-        if bool((scores == scores[..., :1]).all()):  # nothing to tell rows by
-            plan = _unguided(scores)
-            return replace(plan, report=replace(plan.report, real=float(scores.mean()), chosen=float(scores.mean())))
-        condition = _ranks(scores)
-        count = max(1, int(self.guidance.top * scores.shape[-1]))
-        highest, place = condition.topk(count, dim=-1)
-        chosen = float(scores.gather(-1, place).mean())
-        report = GuidanceReport(float(scores.mean()), chosen, self.guidance.share)
-        return Plan(condition, highest, self.guidance.guidance, report)
-
     def _warn(self, error: Exception, steps: int) -> None:
         self._failures += 1
         cause = f"{type(error).__name__}: {error}"
         kind = re.sub(r"\d+", "", cause)
         text = f"relevance failed at step {steps}; this refit is not guided. {cause}"
         self._reported.warn(kind, self._failures, text, stacklevel=3)
+
+
+def plan_for(scores: Tensor, guidance: Guidance) -> Plan:
+    """Choose the conditions for valid scores, ``(n,)`` or ``(M, n)``."""
+    scores = scores.double()
+    if bool((scores == scores[..., :1]).all()):  # nothing to tell rows by
+        plan = _unguided(scores)
+        return replace(plan, report=replace(plan.report, real=float(scores.mean()), chosen=float(scores.mean())))
+    condition = _ranks(scores)
+    count = max(1, int(guidance.top * scores.shape[-1]))
+    highest, place = condition.topk(count, dim=-1)
+    report = GuidanceReport(float(scores.mean()), float(scores.gather(-1, place).mean()), guidance.share)
+    return Plan(condition, highest, guidance.guidance, report)
 
 
 def _checked(scores: Any, real: Transitions) -> Tensor:

@@ -22,6 +22,7 @@ from synther_replay.benchmarks.online.run import OnlineRun, run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.benchmarks.online.tables import time_table
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
+from synther_replay.relevance import Reward
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error:the environments could not be restored exactly")]
 
@@ -154,17 +155,18 @@ class TestRun:
         for policy, kept in zip(last, files[STEPS], strict=True):
             np.testing.assert_array_equal(kept.layers["w2"], policy.layers["w2"].astype(np.float16))
 
-    @pytest.mark.parametrize("algo", ["sac", "synther"])
-    def test_warming_up_changes_nothing(self, algo, tmp_path, undisturbed, same, monkeypatch):
+    @pytest.mark.parametrize(("algo", "relevance"), [("sac", {}), ("synther", {}), ("synther", {"name": "curiosity"})])
+    def test_warming_up_changes_nothing(self, algo, relevance, tmp_path, undisturbed, same, monkeypatch):
         genuine = OnlineRun._restore
 
         def enter(self, environments):
             genuine(self, environments)
             self.agents.warm_up()
 
-        undisturbed(settings(algo), tmp_path)  # before it is changed
+        of = settings(algo, relevance=relevance)
+        undisturbed(of, tmp_path)  # before it is changed
         monkeypatch.setattr(OnlineRun, "_restore", enter)
-        assert same(outcome(run_through(tmp_path / "c", settings(algo))), undisturbed(settings(algo), tmp_path))
+        assert same(outcome(run_through(tmp_path / "c", of)), undisturbed(of, tmp_path))
 
     def test_rows_are_what_happened(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"))
@@ -208,17 +210,48 @@ class TestRun:
         ]
         assert lines[0].startswith("Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [")
 
+    @pytest.mark.parametrize("name", ["curiosity", "reward", "return", "td_error", "value"])
+    def test_generation_can_be_guided(self, name, tmp_path, recwarn):
+        run = run_through(tmp_path / "c", settings(relevance={"name": name, "top": 0.1}))
+        fits = [fit["relevance"] for fit in run.result()["fits"]]
+        assert len(fits) == 3
+        if name == "return":  # there is one episode at first
+            assert fits[0]["share"] == 0
+            fits = fits[2:]
+        assert all(fit["share"] == 1 and fit["chosen"] > fit["real"] for fit in fits)
+        assert not [warning for warning in recwarn if "relevance" in str(warning.message)]
+
+    def test_one_agent_can_be_guided(self, tmp_path):
+        run = run_through(tmp_path / "c", settings(relevance={"name": "td_error"}, seeds=1))
+        assert all(fit["relevance"]["share"] == 1 for fit in run.result()["fits"])
+
+    def test_a_relevance_that_fails_costs_the_guidance_of_a_refit(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Reward, "score", lambda self, real: real.rewards * float("nan"))
+        with pytest.warns(RuntimeWarning, match="relevance") as caught:
+            run = run_through(tmp_path / "c", settings(relevance={"name": "reward"}))
+        assert len([warning for warning in caught if "relevance" in str(warning.message)]) == 1
+        assert [fit["relevance"]["share"] for fit in run.result()["fits"]] == [0, 0, 0]
+
     def test_an_unknown_task_is_refused(self):
         with pytest.raises(ValueError, match="env: unknown task"):
             OnlineRun(settings(env="Pendulum-v99"), CPU)
 
 
 class TestResuming:
-    @pytest.mark.parametrize(("algo", "critic"), [("synther", "plain"), ("redq", "plain"), ("synther", "residual")])
+    @pytest.mark.parametrize(
+        ("algo", "changes"),
+        [
+            ("synther", {}),
+            ("redq", {}),
+            ("synther", {"critic": "residual"}),
+            ("synther", {"relevance": {"name": "curiosity", "share": 0.5}}),
+            ("synther", {"relevance": {"name": "td_error"}, "critic": "residual"}),
+        ],
+    )
     def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(
-        self, algo, critic, tmp_path, undisturbed, same
+        self, algo, changes, tmp_path, undisturbed, same
     ):
-        of, stops = settings(algo, critic=critic), 0
+        of, stops = settings(algo, **changes), 0
         while not (run := run_through(tmp_path / "c", of, time_limit=0)).finished:
             stops += 1
             assert run.progress.step == stops * 50
