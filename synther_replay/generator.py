@@ -168,7 +168,7 @@ class DiffusionGenerator:
         start, model = self._training, self._model
         condition_dim = 0 if condition is None else condition.shape[2]
         last_dim = 0 if model is None else model.condition_dim
-        if condition_dim != last_dim:
+        if model is None or condition_dim != last_dim:  # new weights, of the seed of now
             start = self._engine.initial(condition_dim) | {"fits": start["fits"]}
         trained = model is not None and model.table is None and condition_dim == last_dim
         if not trained or from_scratch is None:

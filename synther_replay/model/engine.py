@@ -41,10 +41,10 @@ class Engine:
         self.config, self.code_dim, self.stack, self.device, self.seed = config, code_dim, stack, device, seed
         bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if bf16 else torch.float32
-        # By number of condition values: only networks that are used are built.
-        self._trainers: dict[int, StackTrainer] = {}
-        self._samplers: dict[int, StackSampler] = {}
-        self._sampled: dict[int, FittedModel] = {}  # whose weights a sampler has
+        # Of the number of condition values that was used last: a second one would hold its memory for nothing.
+        self._trainer: StackTrainer | None = None
+        self._sampler: StackSampler | None = None
+        self._sampled: FittedModel | None = None  # whose weights the sampler has
         self._training, self._sampling = Lock(), Lock()
         self.trainer(0)
 
@@ -54,11 +54,12 @@ class Engine:
 
     def trainer(self, condition: int) -> StackTrainer:
         """The trainer of networks for conditions of so many values."""
-        if condition not in self._trainers:
-            config = self.config
+        shape, config = self.shape(condition), self.config
+        if self._trainer is None or self._trainer.shape != shape:
+            self._trainer = None  # free its memory first
             with torch.inference_mode(mode=False):
-                self._trainers[condition] = StackTrainer(
-                    self.shape(condition),
+                self._trainer = StackTrainer(
+                    shape,
                     self.stack,
                     self.device,
                     self.dtype,
@@ -69,17 +70,16 @@ class Engine:
                     average_every=config.average_every,
                     levels=NoiseLevels(config.noise_mean, config.noise_std),
                 )
-        return self._trainers[condition]
+        return self._trainer
 
     def sampler(self, condition: int) -> StackSampler:
         """The sampler of networks for conditions of so many values."""
-        if condition not in self._samplers:
-            settings, chunk = self.config.sampler(), self.config.chunk
+        shape, config = self.shape(condition), self.config
+        if self._sampler is None or self._sampler.shape != shape:
+            self._sampler = self._sampled = None  # free its memory first
             with torch.inference_mode(mode=False):
-                self._samplers[condition] = StackSampler(
-                    self.shape(condition), self.stack, self.device, self.dtype, settings, chunk
-                )
-        return self._samplers[condition]
+                self._sampler = StackSampler(shape, self.stack, self.device, self.dtype, config.sampler(), config.chunk)
+        return self._sampler
 
     def initial(self, condition: int = 0) -> Training:
         """State of untrained networks."""
@@ -122,10 +122,10 @@ class Engine:
         """Generate rows ``(M, n, dim)``; if it raises, `draws` counts only the rejected rows."""
         with self._sampling, torch.inference_mode(mode=False):
             count = draws.count
-            if model.table is None and self._sampled.get(model.condition_dim) is not model:
-                self._sampled.pop(model.condition_dim, None)  # an interrupt leaves half of the new weights
+            if model.table is None and self._sampled is not model:
+                self._sampled = None  # an interrupt leaves half of the new weights
                 self.sampler(model.condition_dim).load(model.weights, model.frequencies)
-                self._sampled[model.condition_dim] = model
+                self._sampled = model
             try:
                 return model.draw(n, draws, self._draw_codes(model.condition_dim), condition, guidance)
             except BaseException:

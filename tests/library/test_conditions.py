@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,17 @@ def test_a_fit_without_condition_has_the_network_without_one():
     assert returned.parameters == plain.parameters
     with pytest.raises(ValueError, match="condition"):
         returned.sample(5, condition=1.0)
+
+
+def test_networks_of_other_conditions_take_no_memory():
+    (rows, side), generator = data(200), make()
+    generator.fit(rows, steps=10)
+    generator.sample(5)
+    parts = [weakref.ref(part) for part in (generator._engine.trainer(0), generator._engine.sampler(0))]
+    generator.fit(rows, condition=side, steps=10)
+    generator.sample(5, condition=1.0)
+    gc.collect()
+    assert [part() for part in parts] == [None, None]
 
 
 def test_other_conditions_start_from_scratch():

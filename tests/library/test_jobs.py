@@ -157,6 +157,15 @@ def test_a_job_keeps_the_seed_that_it_was_begun_with():
     assert two.commit(job).losses == one.fit(rows()).losses
 
 
+def test_a_reseeded_generator_starts_from_other_weights():
+    one, two, third = make(), make(), make(seed=5)
+    two.reseed(5)
+    starts = [generator.begin(rows())._start["frequencies"] for generator in (one, two, third)]
+    assert not torch.equal(starts[0], starts[1])
+    assert torch.equal(starts[1], starts[2])
+    assert two.fit(rows()).losses == third.fit(rows()).losses
+
+
 def test_reseeded_copies_differ():
     one = make()
     one.fit(rows())
