@@ -21,7 +21,8 @@ class RealTransitions(Protocol):
     """Real transitions to fit a generator to.
 
     An object with an attribute `version` (int or str) may change what its rows mean, for example because another
-    encoder makes them. Synthetic rows and model of another version are then dropped.
+    encoder makes them. Synthetic rows and model of another version are then dropped. One whose rows are in random order
+    says so by ``is_ordered = False``.
     """
 
     def transitions(self) -> Transitions:

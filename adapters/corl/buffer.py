@@ -34,7 +34,7 @@ from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
-from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.ring import RingBuffer
@@ -78,6 +78,8 @@ class ReplayBuffer:
             in CORL. None: the seed last passed to `torch.manual_seed`. Set it in CORL's files, which seed torch only
             after they load the data.
         on_refit: Called with a `RefitReport` after every refit.
+        relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
+            mapping, or a function of transitions. None: not guided.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ReplayBuffer:
         max_action: float | None = None,
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
+        relevance: RelevanceOption = None,
     ) -> None:
         """Make an empty buffer."""
         self._shape = whole_number("state_dim", state_dim), whole_number("action_dim", action_dim)
@@ -105,7 +108,7 @@ class ReplayBuffer:
             generator = _fitted_once(generator, self._ring.device)
         limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
         self._options = SourceOptions(
-            real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed, on_refit
+            real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed, on_refit, relevance
         )
         own = getattr(generator, "spec", None)
         if own is not None and (own.observation_dim, own.action_dim) != self._shape:

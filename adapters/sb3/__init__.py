@@ -7,9 +7,11 @@ from synther_replay.adapters.sb3.fast_sac import FastSAC
 from synther_replay.adapters.sb3.her import SynthERHerBuffer
 from synther_replay.adapters.sb3.n_step import take_n_steps_of_models
 from synther_replay.adapters.sb3.policies import LayerNormMlpPolicy
+from synther_replay.adapters.sb3.relevance import attach_critics_of_models
 
 adopt_loaded_buffers(SynthERBuffer)
 take_n_steps_of_models(SynthERBuffer)
+attach_critics_of_models(SynthERBuffer)
 
 __all__ = [
     "FastSAC",

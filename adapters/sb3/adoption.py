@@ -15,6 +15,9 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from synther_replay.relevance.function import WithFunctions
+from synther_replay.relevance.guidance import Guidance
+
 # Arguments of the constructor that only some buffers have.
 _ARGUMENTS: dict[type, tuple[str, ...]] = {
     ReplayBuffer: (),
@@ -70,8 +73,11 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
         if issubclass(wanted, ours) and not isinstance(loaded, ours):
             self.replay_buffer = before  # stays, if the loaded one is refused
             self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
-        elif isinstance(loaded, ours):  # files do not hold the hook, and hold a copy of the encoder
+        elif isinstance(loaded, ours):  # files hold neither hook nor functions, and a copy of the encoder
             loaded.source.on_refit = self.replay_buffer_kwargs.get("on_refit")
+            guidance = Guidance.of(self.replay_buffer_kwargs.get("relevance"))
+            if guidance is not None and isinstance(loaded.source.relevance, WithFunctions):
+                loaded.source.relevance.take_functions(guidance.relevance)
             if loaded.latents is not None and "encoder" in self.replay_buffer_kwargs:
                 loaded.latents.encoder = self.replay_buffer_kwargs["encoder"]
 

@@ -25,7 +25,7 @@ from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
-from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.latents import Latents
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -100,6 +100,9 @@ class SynthERBuffer(NStepReplayBuffer):
         seed: Seed of generator, synthetic and real rows, see `SourceOptions`. None: the seed of the algorithm.
         scaled_actions: Set it to False if your own loop stores actions in the units of the environment.
         on_refit: Called with a `RefitReport` after every refit.
+        relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``,
+            ``"td_error"`` and ``"value"`` of the model's critics, a mapping, or a function of transitions. None: not
+            guided.
         encoder: For images: a function from a tensor of observations ``(n, *shape)`` to latents ``(n, k)``, see
             `synther_replay.replay.latents`. Batches then hold latents in place of observations, and the agent's
             feature extractor must accept both.
@@ -136,6 +139,7 @@ class SynthERBuffer(NStepReplayBuffer):
         seed: int | None = None,
         scaled_actions: bool = True,
         on_refit: Callable[[RefitReport], object] | None = None,
+        relevance: RelevanceOption = None,
         encoder: Callable[[Any], Tensor] | None = None,
         **storage: Any,
     ) -> None:
@@ -164,7 +168,7 @@ class SynthERBuffer(NStepReplayBuffer):
             n_steps=n_steps,
             goals=self._has_goals,
         )
-        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
+        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,
@@ -279,7 +283,7 @@ class SynthERBuffer(NStepReplayBuffer):
     def reset(self) -> None:
         """Remove all real and synthetic rows; the generator keeps its model."""
         super().reset()
-        self.source.store.clear()
+        self.source.clear()
         self._real.forget()
 
     def refresh_mirror(self) -> None:

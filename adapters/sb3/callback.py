@@ -29,7 +29,8 @@ class SynthERCallback(BaseCallback):
     * `termination_rate_real`, `termination_rate_synthetic`: share of terminated rows;
     * `reward_out_of_support`: share of synthetic rewards that equal no real one, if the real rewards have few values;
     * `failures`: number of failed checks, see `Fidelity.failures`;
-    * `rejected`: total number of generated rows rejected as non-finite.
+    * `rejected`: total number of generated rows rejected as non-finite;
+    * `relevance_real`, `relevance_chosen`, `guided_share`: see `GuidanceReport`, if generation is guided.
 
     Args:
         fidelity_rows: Rows to compare after each refit; 0: do not compute the fidelity, from `marginal` to `failures`.
@@ -116,6 +117,12 @@ class SynthERCallback(BaseCallback):
             "held_out_loss": getattr(report.fit, "held_out_loss", None),
             "rejected": getattr(source.generator, "rejected", None),
         }
+        if (guided := report.relevance) is not None:
+            scores |= {
+                "relevance_real": guided.real,
+                "relevance_chosen": guided.chosen,
+                "guided_share": guided.share,
+            }
         if (found := self._fidelity) is not None:
             scores |= {
                 "marginal": found.marginal,

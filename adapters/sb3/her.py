@@ -22,6 +22,7 @@ from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.relevance import TDError, Value
 
 
 class RelabelledRows(RealRows):
@@ -29,6 +30,8 @@ class RelabelledRows(RealRows):
 
     Goals follow the seed of these rows.
     """
+
+    is_ordered = False  # episodes cannot be found in them
 
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
         """Start without rows."""
@@ -121,7 +124,7 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
         goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``.
         copy_info_dict: Whether `compute_reward` gets the info of the transitions.
         **options: As in `SynthERBuffer`: ``real_ratio``, ``generator``, ``schedule``, ``synthetic_capacity``, ``seed``,
-            ``scaled_actions``.
+            ``scaled_actions``, ``relevance``.
     """
 
     _rows_type = RelabelledRows
@@ -165,6 +168,11 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
             copy_info_dict=copy_info_dict,
             **options,
         )
+        if isinstance(relevance := self.source.relevance, TDError | Value) and not relevance.is_attached:
+            raise ValueError(
+                f"relevance: {type(relevance).__name__} needs functions of its own here, because the goal is a field "
+                "beside the observation; use a function of transitions"
+            )
 
     def reset(self) -> None:
         """Remove all real and synthetic rows; the generator keeps its model."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
-from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.batch import synthetic_mask
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -45,6 +45,8 @@ class SynthERMemory(RandomMemory):
         seed: Seed of generator and synthetic rows, see `SourceOptions`; skrl draws the real rows. None: the seed of
             skrl's `set_seed`, or the one last passed to `torch.manual_seed`.
         on_refit: Called with a `RefitReport` after every refit.
+        relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
+            mapping, or a function of transitions. None: not guided.
         **memory: As in `RandomMemory`: ``memory_size``, ``num_envs``, ``device``, ``replacement``, ...
 
     Attributes:
@@ -60,11 +62,12 @@ class SynthERMemory(RandomMemory):
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
+        relevance: RelevanceOption = None,
         **memory: Any,
     ) -> None:
         """Check the arguments and create an empty memory."""
         super().__init__(**memory)
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
+        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
         self._spaces: dict[str, spaces.Space[Any]] = {}
         self._names: tuple[str, ...] = ()  # tensors in the order of the columns of a row
         self._last: tuple[int, Tensor] | None = None  # size of the last mixed batch and places of its real rows
@@ -133,7 +136,7 @@ class SynthERMemory(RandomMemory):
         """Remove all real and synthetic rows; the generator keeps its model."""
         super().reset()
         if self.source is not None:
-            self.source.store.clear()
+            self.source.clear()
 
     def transitions(self) -> Transitions:
         """Return all real transitions in storage order; the generator is fitted to them."""

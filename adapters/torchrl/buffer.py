@@ -10,7 +10,6 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from synther_replay.adapters.torchrl.rows import (
     written,
 )
 from synther_replay.common.trees import on_cpu
-from synther_replay.options import GeneratorOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -82,6 +81,8 @@ class SynthERReplayBuffer(Forwarding):
         seed: Seed of generator and synthetic rows, see `SourceOptions`; TorchRL draws the real rows. None: the seed
             last passed to `torch.manual_seed`.
         on_refit: Called with a `RefitReport` after every refit.
+        relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
+            mapping, or a function of transitions. None: not guided.
     """
 
     # All attributes of this class; any other is one of the real buffer, see `Forwarding`.
@@ -119,13 +120,14 @@ class SynthERReplayBuffer(Forwarding):
         synthetic_capacity: int = 1_000_000,
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
+        relevance: RelevanceOption = None,
     ) -> None:
         """Check the arguments; the rest is checked when the first data arrive."""
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         self.real = real
         self.source = None  # created with the first data, which determine the layout
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit)
+        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
@@ -166,9 +168,10 @@ class SynthERReplayBuffer(Forwarding):
         state = {**vars(self), "_iterator": None, "_empty_info": None, "_awaited": on_cpu(self._awaited)}
         if get_spawning_popen() is None:
             return {**state, "_process": None}
-        options = replace(self._options, real_ratio=self.real_ratio, generator=None, schedule=None, on_refit=None)
-        kept = {name: value for name, value in state.items() if name not in ("_layout", "_rows")}
-        return {**kept, "source": None, "_awaited": None, "_options": options}
+        kept = self._options
+        options = SourceOptions(self.real_ratio, synthetic_capacity=kept.synthetic_capacity, seed=kept.seed)
+        state = {name: value for name, value in state.items() if name not in ("_layout", "_rows")}
+        return {**state, "source": None, "_awaited": None, "_options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore; an ordinary copy belongs to the process that it is restored in."""
@@ -260,7 +263,7 @@ class SynthERReplayBuffer(Forwarding):
         self.real.empty(*args, **options)
         self._counted = self._total()
         if self.source is not None:
-            self.source.store.clear()
+            self.source.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the real buffer, with the state of the synthetic part under one additional key."""

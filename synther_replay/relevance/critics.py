@@ -11,23 +11,20 @@ from torch import Tensor
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import Transitions
 from synther_replay.data.validation import as_tensor
+from synther_replay.relevance.function import WithFunctions
 
 _ROWS_AT_ONCE = 65_536  # critics are wide: bounds the memory of their activations
 
 
-class _OfCritic:
-    """Base: functions of an agent, which may come after construction. Copies and pickles do not have them."""
+class _OfCritic(WithFunctions):
+    """Base: functions of an agent, which may come after construction."""
 
-    _functions: tuple[str, ...] = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without functions, which often belong to a whole agent."""
-        return {**vars(self), **dict.fromkeys(self._functions)}
+    _needed: tuple[str, ...] = ()  # names of the functions that must be there
 
     @property
     def is_attached(self) -> bool:
         """Whether it has all functions that it needs."""
-        return all(getattr(self, name) is not None for name in self._functions)
+        return all(getattr(self, name) is not None for name in self._needed)
 
     @torch.no_grad()
     def score(self, transitions: Transitions) -> Tensor:
@@ -63,7 +60,7 @@ class Value(_OfCritic):
             comes later, see `attach`.
     """
 
-    _functions = ("value",)
+    _functions = _needed = ("value",)
 
     def __init__(self, value: Callable[[Any], Any] | None = None) -> None:
         """Keep the function."""
@@ -86,9 +83,11 @@ class TDError(_OfCritic):
         q: A function from observations and actions to values ``(n,)``. None: comes later, see `attach`.
         value: A function from observations to values ``(n,)``, such as ``lambda s: q(s, actor(s))``.
         gamma: Discount; rows with a field ``discount`` have their own.
+        rewards: A function from rewards to those that the critic is trained on, if they differ.
     """
 
-    _functions = "q", "value"
+    _functions = "q", "value", "rewards"
+    _needed = "q", "value"
 
     def __init__(
         self,
@@ -96,23 +95,25 @@ class TDError(_OfCritic):
         value: Callable[[Any], Any] | None = None,
         *,
         gamma: float = 0.99,
+        rewards: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Keep the functions."""
-        _check_functions(q=q, value=value)
+        _check_functions(q=q, value=value, rewards=rewards)
         if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
-        self.q, self.value, self.gamma = q, value, gamma
+        self.q, self.value, self.gamma, self.rewards = q, value, gamma, rewards
 
-    def attach(self, *, q: Callable[[Any, Any], Any], value: Callable[[Any], Any], gamma: float) -> None:
-        """Take the functions and the discount of an agent."""
-        self.__init__(q, value, gamma=gamma)  # type: ignore[misc]
+    def attach(self, **of_agent: Any) -> None:
+        """Take `q`, `value`, `gamma` and `rewards` of an agent."""
+        self.__init__(**of_agent)  # type: ignore[misc]
 
     def _block(self, transitions: Transitions) -> Tensor:
         assert self.q is not None and self.value is not None
         q = self._scores(self.q(transitions.observations, transitions.actions), transitions, "q")
         after = self._scores(self.value(transitions.next_observations), transitions, "value")
         discount = transitions.field(DISCOUNT) if DISCOUNT in transitions.spec.extra else self.gamma
-        return (transitions.rewards + discount * ~transitions.terminated * after - q).abs()
+        rewards = transitions.rewards if self.rewards is None else self.rewards(transitions.rewards)
+        return (rewards + discount * ~transitions.terminated * after - q).abs()
 
 
 def _check_functions(**functions: Any) -> None:

@@ -60,7 +60,7 @@ class Curiosity:
 
     @torch.inference_mode(mode=False)
     def learn(self, transitions: Transitions, new_rows: int) -> None:
-        """Train on all real rows, with one update for each new one, up to the limit.
+        """Train on all real rows, with one update for each new one, up to the limit; to a new model all are new.
 
         Raises:
             DivergedError: A weight became non-finite; the model starts from nothing.
@@ -71,7 +71,7 @@ class Curiosity:
         rng = generator_for(model.device, self.seed, 1, self._starts, model.updates)
         with torch.autocast(model.device.type, enabled=False):
             most = self.most_updates or _MOST_UPDATES["cpu" if model.device.type == "cpu" else "gpu"]
-            model.train(examples, min(new_rows, most), rng)
+            model.train(examples, min(new_rows if model.updates else len(transitions), most), rng)
         if not bool(model.weights.isfinite().all()):
             self.reset()
             raise DivergedError("relevance: the forward model of Curiosity became non-finite; it starts from nothing")

@@ -1,4 +1,4 @@
-"""OfFunction: a user's function as a relevance."""
+"""Relevance by a user's functions, which copies and pickles do not have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,28 @@ import torch
 from synther_replay.data.transitions import Transitions
 
 
-class OfFunction:
-    """Scores by a function from transitions to numbers ``(n,)``. Copies and pickles do not have the function."""
+class WithFunctions:
+    """Base of relevances that call functions of the user or of an agent.
+
+    Copies and pickles do not have them: pickle cannot hold many functions, and some belong to a whole agent.
+    """
+
+    _functions: tuple[str, ...] = ()  # names of the attributes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without functions."""
+        return {**vars(self), **dict.fromkeys(self._functions)}
+
+    def take_functions(self, other: object) -> None:
+        """Take the functions of a relevance of the same class, for example of the original of a copy."""
+        if type(other) is type(self):
+            vars(self).update({name: getattr(other, name) for name in self._functions})
+
+
+class OfFunction(WithFunctions):
+    """Scores by a function from transitions to numbers ``(n,)``."""
+
+    _functions = ("function",)
 
     def __init__(self, function: Callable[[Transitions], Any] | None) -> None:
         """Keep the function."""
@@ -23,7 +43,3 @@ class OfFunction:
         if self.function is None:
             raise ValueError("relevance: the function is missing, because copies and pickles do not have it")
         return self.function(transitions)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State for pickle and deepcopy, without the function, which pickle often cannot hold."""
-        return {"function": None}

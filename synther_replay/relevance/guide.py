@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -40,16 +40,25 @@ class Plan:
     """What one refit fits to and generates.
 
     Attributes:
-        condition: Condition of each real row, ``(n,)`` or ``(M, n)``.
+        condition: Condition of each real row, ``(n,)`` or ``(M, n)``; None after a load, which needs no fit.
         highest: The conditions to generate for, the highest first, ``(k,)`` or ``(M, k)``.
         guidance: Weight of the condition.
         report: Numbers for the report.
     """
 
-    condition: Tensor
+    condition: Tensor | None
     highest: Tensor
     guidance: float
     report: GuidanceReport
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `sample` needs."""
+        return {"highest": self.highest.clone(), "guidance": self.guidance, "report": asdict(self.report)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Plan:
+        """Inverse of `state_dict`."""
+        return cls(None, state["highest"].clone(), float(state["guidance"]), GuidanceReport(**state["report"]))
 
     def sample(self, draw: Callable[..., Transitions], rows: int) -> Transitions:
         """Generate `rows` rows, the guided ones first.

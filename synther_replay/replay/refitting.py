@@ -51,6 +51,8 @@ class RefitJob:
         real_rows: Number of real rows that it is fitted to.
         fresh: The generated rows after `run`, else None.
         is_committed: Whether its result was taken.
+        has_failed: Whether the last `run` raised an error.
+        plan: How generation is guided; None: not at all.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class RefitJob:
             options = {**options, "condition": plan.condition}
         self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
         self._seconds = time.monotonic() - self._begun
-        self._rows, self._check, self._plan = rows, check, plan
+        self._rows, self._check, self.plan = rows, check, plan
         self.source, self.version, self.steps, self.real_rows = source, version, steps, len(real)
         self.fresh: Transitions | None = None
-        self.is_committed = False
+        self.is_committed = self.has_failed = False
         self._report: RefitReport | None = None
         self._running = Lock()
 
@@ -98,17 +100,24 @@ class RefitJob:
         """
         with self._running:
             if self._report is None:
+                self.has_failed = False
                 self._report = self._run()
             return self._report
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its result may still be taken."""
+        return not (self.is_committed or self.has_failed)
+
     def _run(self) -> RefitReport:
-        begun, plan = time.monotonic(), self._plan
+        begun, plan = time.monotonic(), self.plan
         try:
             fit = self._fit.run()
             fitted = time.monotonic()
             fresh = self._fit.sample(self._rows) if plan is None else plan.sample(self._fit.sample, self._rows)
             self._check(fresh)
         except BaseException:
+            self.has_failed = True
             self._fit.revert()
             raise
         seconds = self._seconds + fitted - begun

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -24,8 +25,9 @@ from synther_replay.errors import CheckpointError, GenerationError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 from synther_replay.protocols import Generator, RealTransitions, Schedule, Stateful
 from synther_replay.relevance.guidance import Guidance
-from synther_replay.relevance.guide import Guide
+from synther_replay.relevance.guide import Guide, Plan
 from synther_replay.relevance.protocol import Relevance
+from synther_replay.relevance.rewards import Return
 from synther_replay.replay.examination import Examination
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio, split_batch
@@ -92,7 +94,8 @@ class SyntheticSource:
     ) -> None:
         """Check the arguments and create an empty store."""
         guidance = Guidance.of(relevance)
-        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 13))
+        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 15))
+        self._plan: Plan | None = None  # of the model in use
         if on_refit is not None and not callable(on_refit):
             raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
         if not isinstance(real, self._needs):
@@ -101,6 +104,8 @@ class SyntheticSource:
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: required, because neither generator nor real has a spec (got {spec!r})")
         _check_spec("real", real, spec)
+        if isinstance(self.relevance, Return) and not getattr(real, "is_ordered", True):
+            raise ValueError(f"relevance: Return needs rows in the order of their steps, not {type(real).__name__}")
         self.real, self.spec = real, spec
         self.real_ratio = check_real_ratio(real_ratio)
         if not isinstance(generator, Generator) and not callable(generator):
@@ -122,9 +127,10 @@ class SyntheticSource:
         self.last_refit: RefitReport | None = None
         self._last_attempt: int | None = None
         self._generated_at: int | None = None  # steps when the rows in the store were generated
-        self._version = getattr(real, "version", None)  # of the rows that store and model are made from
+        self._version = _version_of(real)  # of the rows that store and model are made from
         self._is_stale = False  # whether the model is of another version
-        self._identity = object()  # jobs remember who began them; a copy is somebody else
+        self._identity = object()  # jobs remember it; a copy has another one, and so has a refitted source
+        self._job: weakref.ref[RefitJob] | None = None  # of the last `begin`
         self._adding = Lock()
         self._examination = Examination()
         self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
@@ -189,15 +195,27 @@ class SyntheticSource:
         return Transitions(self.spec, self.store.sample(batch_size)), self._shuffles.draw(batch_size, real)
 
     def refit_if_due(self) -> RefitReport | None:
-        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows."""
+        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.
+
+        Not while a job of `begin` is neither committed nor dropped: that is the refit. Errors are warnings.
+        """
         if self.real_ratio == 1.0:
             return None
-        if getattr(self.real, "version", None) != self._version:
+        is_due = False
+        try:
             self._forget_other_version()
-        if not self.schedule.is_due(self.steps, self._last_attempt):
-            self._examination.first_look(self.real)
+            is_due = self.schedule.is_due(self.steps, self._last_attempt)
+            if not is_due:
+                self._examination.first_look(self.real)
+                return None
+            if self._has_open_job() or len(self.real) < self._least_rows():
+                return None
+        except Exception as error:
+            if is_due:  # a generator that cannot be made: not again at every batch
+                self._last_attempt = self.steps
+            self._warn_of(error)
             return None
-        return self.refit_or_warn() if len(self.real) >= self._least_rows() else None
+        return self.refit_or_warn()
 
     def refit_or_warn(self) -> RefitReport | None:
         """Refit; on any failure warn, keep the previous model and rows, and return None.
@@ -208,11 +226,7 @@ class SyntheticSource:
         try:
             return self.refit()
         except Exception as error:
-            self._failures += 1
-            cause = f"{type(error).__name__}: {error}"
-            kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
-            text = f"refit at step {self.steps} failed; {self._kept()}. {cause}"
-            self._reported.warn(kind, self._failures, text, stacklevel=2)
+            self._warn_of(error)
             return None
 
     def refit(self, rows: int | None = None) -> RefitReport:
@@ -226,7 +240,7 @@ class SyntheticSource:
         """
         self._last_attempt = self.steps
         try:
-            return self.commit(self.begin(rows))
+            return self.commit(self._new_job(rows))
         except BaseException as error:
             # An exception reaches the user anyway, as itself or as a warning; the log has its traceback.
             level = logging.INFO if isinstance(error, Exception) else logging.WARNING
@@ -237,11 +251,17 @@ class SyntheticSource:
         """Begin a refit with the real transitions of this moment.
 
         `RefitJob.run` computes it, here or in another thread, and `commit` takes its result: model and rows stay as
-        they are until then. The schedule counts from here.
+        they are until then. The schedule counts from here, and no other refit becomes due until the job is committed
+        or dropped.
 
         Args:
             rows: Number of rows to generate, at most the capacity. None: the schedule's number.
         """
+        job = self._new_job(rows)
+        self._job = weakref.ref(job)  # weak: a job that is dropped is over
+        return job
+
+    def _new_job(self, rows: int | None) -> RefitJob:
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
@@ -261,22 +281,24 @@ class SyntheticSource:
         """Take model and rows of a job in one step; if it has not run yet, it runs now.
 
         Raises:
-            ValueError: The job was begun by another buffer, was committed before, or was begun with another version of
-                the real transitions. Nothing is changed.
+            ValueError: The job was begun by another buffer, before the last commit, load or removal of rows, or with
+                another version of the real transitions. Nothing is changed.
         """
         if self._is_in_hook:
             raise RuntimeError("on_refit: the hook must not refit, because every refit calls it")
         if not isinstance(job, RefitJob):
             raise TypeError(f"job: expected a RefitJob, got {job!r}")
-        if job.source is not self._identity:
-            raise ValueError("job: it was begun by another buffer, or before this one started over")
         if job.is_committed:
             raise ValueError("job: it was committed before")
-        if job.version != getattr(self.real, "version", None):
+        if job.source is not self._identity:
+            raise ValueError(
+                "job: it was begun by another buffer, or before this one was refitted, loaded, emptied or started over"
+            )
+        if job.version != _version_of(self.real):
             raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
         report = job.run()
         assert job.fresh is not None  # after run
-        changed = "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale"
+        changed = "_identity", "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale", "_plan"
         before, previous = {name: getattr(self, name) for name in changed}, None  # other threads may add rows meanwhile
         begun = time.monotonic()
         try:
@@ -285,7 +307,8 @@ class SyntheticSource:
             report = replace(report, sample_seconds=report.sample_seconds + time.monotonic() - begun)
             self.refits += 1
             self.last_refit, self._generated_at = report, job.steps
-            self._failures, self._reported, self._is_stale = 0, Notices(), False
+            self._failures, self._reported, self._is_stale, self._plan = 0, Notices(), False, job.plan
+            self._identity = object()  # jobs that were begun before are overtaken
             if self.on_refit is not None:
                 self._is_in_hook = True
                 self.on_refit(report)
@@ -331,20 +354,25 @@ class SyntheticSource:
             if hasattr(part, "reseed"):
                 part.reseed(seed)
         if self._guide is not None:
-            self._guide.reseed(derive_seed(seed, 13))
+            self._guide.reseed(derive_seed(seed, 15))
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
 
         For a real buffer whose contents were replaced.
         """
-        self.store.clear()
+        self.clear()
         self.steps, self._last_attempt = steps, None
+
+    def clear(self) -> None:
+        """Remove all synthetic rows; jobs that were begun before are refused. Model and step count are kept."""
+        self.store.clear()
         self._identity = object()
 
     def generate(self, rows: int) -> Transitions:
         """Generate rows with the current model and check that they are valid transitions of the spec."""
-        fresh = self.generator.sample(rows)
+        draw, plan = self.generator.sample, self._plan
+        fresh = draw(rows) if plan is None else plan.sample(draw, rows)
         self._check_generated(fresh)
         return fresh
 
@@ -389,6 +417,7 @@ class SyntheticSource:
             "is_stale": self._is_stale,
             "shuffles": self._shuffles.state_dict(),
             "relevance": None if self._guide is None else self._guide.state_dict(),
+            "plan": None if self._plan is None else self._plan.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -410,9 +439,12 @@ class SyntheticSource:
             generated_at = _step_or_none("generated_at", state.get("generated_at", last_attempt))
             for name, part in parts.items():
                 part.load_state_dict(state[name])
+            plan = state.get("plan")
+            self._plan = None if plan is None or self._guide is None else Plan.from_state(plan)
             self.schedule, self.real_ratio = schedule, real_ratio
             self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
             self._version, self._is_stale = state.get("version"), bool(state.get("is_stale"))
+            self._identity = object()
             self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
         except BaseException as error:
             vars(self).update(own)
@@ -424,15 +456,17 @@ class SyntheticSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""
-        return {**vars(self), "on_refit": None, "_is_in_hook": False}
+        return {**vars(self), "on_refit": None, "_is_in_hook": False, "_job": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""
         late = {
             "on_refit": None,
             "_guide": None,
+            "_plan": None,
             "_version": None,
             "_is_stale": False,
+            "_job": None,
             "_adding": Lock(),
             "_examination": Examination(),
             "_failures": 0,
@@ -462,7 +496,7 @@ class SyntheticSource:
 
     def _forget_other_version(self) -> bool:
         """Remove what was made from another version of the real rows; return whether the model is such."""
-        version = getattr(self.real, "version", None)
+        version = _version_of(self.real)
         if version != self._version:
             logger.info("version %r of the real rows follows %r: synthetic rows are removed", version, self._version)
             self.store.clear()
@@ -470,6 +504,18 @@ class SyntheticSource:
             if self._guide is not None:
                 self._guide.forget()
         return self._is_stale
+
+    def _has_open_job(self) -> bool:
+        """Whether `commit` would take the job of the last `begin`, and nobody has dropped it."""
+        job = None if self._job is None else self._job()
+        return job is not None and job.is_open and job.source is self._identity and job.version == self._version
+
+    def _warn_of(self, error: Exception) -> None:
+        self._failures += 1
+        cause = f"{type(error).__name__}: {error}"
+        kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
+        text = f"refit at step {self.steps} failed; {self._kept()}. {cause}"
+        self._reported.warn(kind, self._failures, text, stacklevel=3)
 
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
@@ -499,6 +545,14 @@ def _step_or_none(name: str, value: Any) -> int | None:
 def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:
     if (own := getattr(part, "spec", spec)) != spec:
         raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
+
+
+def _version_of(real: object) -> int | str | None:
+    """Version of the real transitions; None if they have none."""
+    version = getattr(real, "version", None)
+    if version is not None and not isinstance(version, int | str):
+        raise TypeError(f"real: expected a version that is an int or str, got {version!r}")
+    return version
 
 
 def _losses(fit: Any) -> str:
