@@ -844,6 +844,15 @@ def test_reset_empties_it_and_keeps_the_generator(make):
     assert buffer.source.generator.fits == 2
 
 
+def test_a_job_of_rows_from_before_a_reset_is_refused(make):
+    buffer = fill(make(), 20)
+    job = buffer.source.begin()
+    buffer.reset()
+    with pytest.raises(ValueError, match="job"):
+        buffer.source.commit(job)
+    assert len(buffer.source.store) == 0
+
+
 # --- global random state ----------------------------------------------------------------------------------------------
 
 

@@ -219,6 +219,100 @@ def test_an_overtaken_refit_is_refused_and_changes_nothing(same: Any):
     assert same(one.state_dict(), before)
 
 
+def test_an_overtaken_refit_of_a_plain_generator_is_refused():
+    one = SyntheticReplayBuffer(RingBuffer(SPEC, 300, device="cpu"), Mean(), schedule=50)
+    one.add(rows(60))
+    job = one.begin()
+    one.add(rows(60, seed=1))
+    one.refit()
+    mean, store = one.generator.mean.clone(), one.store.rows
+    with pytest.raises(ValueError, match="job"):
+        one.commit(job)
+    assert torch.equal(one.generator.mean, mean)
+    assert one.store.rows is store
+
+
+@pytest.mark.parametrize("case", ["loaded", "emptied"])
+def test_a_job_of_a_plain_generator_begun_before_is_refused(case: str):
+    one = SyntheticReplayBuffer(RingBuffer(SPEC, 300, device="cpu"), Mean(), schedule=50)
+    one.add(rows(60))
+    one.refit()
+    job = one.begin()
+    if case == "loaded":
+        one.load_state_dict(one.state_dict())
+    else:
+        one.clear()
+    held = len(one.store)
+    with pytest.raises(ValueError, match="job"):
+        one.commit(job)
+    assert (one.refits, len(one.store)) == (1, held)
+
+
+def test_no_refit_is_due_while_a_job_is_open():
+    made = buffer()
+    made.refit()
+    job = made.begin()
+    for seed in range(3):
+        made.add(rows(seed=seed))
+        made.sample(8)
+    assert made.refits == 1
+    made.commit(job)
+    assert made.last_refit is not None
+    assert (made.refits, made.last_refit.steps) == (2, 200)
+    made.sample(8)  # the schedule counts from the begin of the job
+    assert (made.refits, made.last_refit.steps) == (3, 800)
+
+
+@pytest.mark.parametrize("case", ["dropped", "failed", "overtaken"])
+def test_a_job_that_is_over_keeps_no_refit_from_being_due(case: str, monkeypatch: pytest.MonkeyPatch):
+    made = buffer()
+    job: Any = made.begin()
+    if case == "dropped":
+        job = None
+    elif case == "failed":
+        with monkeypatch.context() as patch:
+            patch.setattr(made.generator._engine, "train", lambda *_: (_ for _ in ()).throw(DivergedError("diverged")))
+            with pytest.raises(DivergedError):
+                job.run()
+    else:
+        made.refit()
+    refits = made.refits
+    made.add(rows(seed=1))
+    made.sample(8)
+    assert made.refits == refits + 1
+    assert case == "dropped" or not made._has_open_job()
+
+
+def test_a_job_that_failed_and_runs_again_is_open(monkeypatch: pytest.MonkeyPatch):
+    made = buffer()
+    job, train, seen = made.begin(), made.generator._engine.train, []
+    attempts = iter([DivergedError("diverged"), None])
+
+    def training(*arguments: Any) -> Any:
+        seen.append(made._has_open_job())
+        if (error := next(attempts)) is not None:
+            raise error
+        return train(*arguments)
+
+    monkeypatch.setattr(made.generator._engine, "train", training)
+    with pytest.raises(DivergedError):
+        job.run()
+    assert not made._has_open_job()
+    job.run()
+    assert made._has_open_job()
+    assert seen == [True, True]
+
+
+def test_a_copy_has_no_open_job():
+    made = buffer()
+    job = made.begin()
+    again = pickle.loads(pickle.dumps(made))
+    again.add(rows())
+    again.sample(8)
+    assert again.refits == 1
+    assert not job.is_committed
+
+
 def test_a_job_that_fails_changes_nothing(same: Any, monkeypatch: pytest.MonkeyPatch):
     one = buffer()
     one.refit()
@@ -467,6 +561,44 @@ def test_a_schedule_that_cannot_be_restored_is_not_saved():
     assert again.steps == made.steps
 
 
+class Broken(Once):
+    """Raises an error once it is asked after so many steps."""
+
+    def is_due(self, steps: int, last_refit: int | None) -> bool:
+        if steps >= 300:
+            raise ZeroDivisionError("no schedule")
+        return super().is_due(steps, last_refit)
+
+
+def test_a_schedule_that_raises_does_not_end_the_training():
+    made = buffer(schedule=Broken())
+    made.sample(8)
+    made.add(rows())
+    with pytest.warns(RuntimeWarning, match="no schedule"):
+        batch = made.sample(8)
+    assert batch.is_synthetic.sum() == 4
+    assert made.refits == 1
+
+
+def test_a_generator_that_cannot_be_made_does_not_end_the_training():
+    calls = []
+
+    def factory(device: Any) -> Any:
+        calls.append(device)
+        raise OSError("no weights")
+
+    made = SyntheticReplayBuffer(RingBuffer(SPEC, 1_000, device="cpu"), factory, spec=SPEC, schedule=100, device="cpu")
+    made.schedule = RetrainSchedule(every=100, rows=50, start=100)
+    made.add(rows())
+    with pytest.warns(RuntimeWarning, match="no weights"):
+        made.sample(8)
+    made.sample(8)
+    assert len(calls) == 1  # not at every batch
+    made.add(rows())
+    assert len(made.sample(8)) == 8
+    assert len(calls) == 2
+
+
 # --- copies in workers
 
 
@@ -517,6 +649,37 @@ def test_another_version_of_the_real_rows_drops_synthetic_rows_and_model():
     assert made.last_refit.fit.from_scratch
     made.refit()
     assert not made.last_refit.fit.from_scratch
+
+
+def test_a_version_that_cannot_be_read_does_not_end_the_training():
+    class Real(Versioned):
+        version = property(lambda self: 1 / 0 if len(self) > 250 else 0)  # type: ignore[assignment]
+
+    made = SyntheticReplayBuffer(Real(SPEC, 1_000, device="cpu"), make(), schedule=RetrainSchedule(100, 300, 100))
+    made.add(rows())
+    made.sample(8)
+    made.add(rows())
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError"):
+        batch = made.sample(8)
+    assert batch.is_synthetic.sum() == 4
+
+
+@pytest.mark.parametrize("version", [1.5, [1], torch.zeros(2)])
+def test_a_version_of_another_type_is_refused(version: Any):
+    real = Versioned(SPEC, 1_000, device="cpu")
+    real.version = version
+    with pytest.raises(TypeError, match="version"):
+        SyntheticReplayBuffer(real, make())
+
+
+def test_a_version_that_changes_its_type_does_not_end_the_training():
+    real = Versioned(SPEC, 1_000, device="cpu")
+    made = SyntheticReplayBuffer(real, make(), schedule=RetrainSchedule(100, 300, 100))
+    made.add(rows())
+    made.sample(8)
+    real.version = torch.zeros(2)  # type: ignore[assignment]
+    with pytest.warns(RuntimeWarning, match="version"):
+        assert made.sample(8).is_synthetic.sum() == 4
 
 
 def test_a_refit_asked_for_after_another_version_is_not_repeated():
