@@ -63,6 +63,15 @@ def test_a_rare_value_is_a_level_although_few_rows_are_screened() -> None:
     assert known(find_levels(rows, torch.tensor([0]))) == [[[0.0, 1.0, 9.0]]]
 
 
+def test_rare_values_between_two_frequent_ones_are_no_levels() -> None:
+    column = torch.zeros(1, 5_000, 1)
+    column[:, ::2] = 1
+    column[:, :20, 0] = torch.linspace(0.1, 0.9, 20)
+    assert known(find_levels(column, torch.tensor([0]))) == [[[]]]
+    column[:, 2:20, 0] = 0
+    assert known(find_levels(column, torch.tensor([0]))) == [[pytest.approx([0.0, 0.1, 0.142105, 1.0], abs=1e-5)]]
+
+
 def test_a_column_that_is_continuous_only_between_the_screened_rows_has_no_levels() -> None:
     rows = torch.rand(1, 40_960, 1, generator=torch.Generator().manual_seed(0))
     rows[:, :: 40_960 // 2_048] = 0.0
