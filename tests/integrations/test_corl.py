@@ -103,6 +103,18 @@ def test_flags_and_rewards_may_have_a_column():
     assert torch.equal(batch[4], (batch[2] % 10 == 9).float())
 
 
+def test_generation_can_be_guided():
+    config = GeneratorConfig.tiny(width=32, depth=2, steps=300, batch_size=64, sampling_steps=8)
+    means = []
+    for relevance in (None, "reward"):
+        buffer = filled(generator=config, relevance=relevance, synthetic_capacity=100, seed=0)
+        report = buffer.upsample(1_000)
+        for _ in range(2):  # generated anew when all were drawn
+            means.append(float(np.mean(numbers(buffer.sample(100)))))
+    assert report.relevance.share == 1
+    assert min(means[2:]) > max(means[:2]) + 10
+
+
 def test_added_transitions_overwrite_the_oldest():
     buffer = filled(8, size=10)
     for number in range(8, 13):

@@ -286,6 +286,20 @@ def test_refits_are_those_of_the_schedule_and_are_reported():
     assert [report.steps for report in reports] == [10, 30, 50]
 
 
+def test_generation_can_be_guided():
+    small = {"width": 16, "depth": 1, "steps": 20, "batch_size": 32, "sampling_steps": 3}
+    schedule = {"start": 40, "every": 20, "rows": 30}
+    options = {"size": 100, "generator": small, "schedule": schedule, "relevance": {"name": "reward", "top": 0.1}}
+    one, two = make(50, **options), make(0, **options)
+    one.sample(NAMES, batch_size=16)
+    report = one.source.last_refit.relevance
+    assert (report.real, report.chosen, report.share) == (24.5, 47.0, 1.0)
+    two.load_state_dict(one.state_dict())
+    assert two.source.relevance is not None
+    with pytest.raises(ValueError, match="did you mean 'reward'"):
+        make(0, generator=small, relevance="rewards")
+
+
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 

@@ -327,6 +327,18 @@ def test_setting_an_attribute_of_the_real_buffer_reaches_it(wrap):
     assert buffer.real.priority_key == "error"
 
 
+def test_generation_can_be_guided():
+    small = {"width": 16, "depth": 1, "steps": 20, "batch_size": 32, "sampling_steps": 3}
+    options = {"action_spec": ACTION, "generator": small, "schedule": {"start": 40, "rows": 30}, "seed": 0}
+    buffer = fill(SynthERReplayBuffer(tensor_buffer(), relevance={"name": "reward", "share": 0.5}, **options), 40)
+    buffer.sample()
+    report = buffer.source.last_refit.relevance
+    assert report.share == 0.5
+    assert report.chosen > report.real
+    with pytest.raises(ValueError, match="did you mean 'reward'"):
+        SynthERReplayBuffer(tensor_buffer(), relevance="rewards", **options)
+
+
 @pytest.mark.parametrize("real_ratio", [0.5, 1.0])
 def test_sample_takes_include_info(wrap, real_ratio):
     buffer = fill(wrap(real_ratio=real_ratio))
