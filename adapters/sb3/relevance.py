@@ -19,7 +19,7 @@ class ModelCritic:
     """Values that a model gives to observations and actions as its buffer stores them.
 
     Args:
-        model: SAC, TD3, DDPG, DQN, or an algorithm like them. It owns the buffer, which refers to it weakly.
+        model: SAC, TD3, DDPG, DQN, TQC, CrossQ, or an algorithm like them. It owns the buffer, which refers to it weakly.
     """
 
     def __init__(self, model: Any) -> None:
@@ -56,6 +56,8 @@ class ModelCritic:
     @staticmethod
     def _least(model: Any, observations: Any, actions: Tensor) -> Tensor:
         values = model.critic(observations, actions.reshape(len(actions), -1))
+        if isinstance(values, Tensor):  # quantiles of TQC, (n, critics, quantiles)
+            return values.mean(2).amin(1)
         return torch.cat(values, dim=1).amin(1)
 
     @staticmethod

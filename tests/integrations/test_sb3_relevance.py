@@ -59,6 +59,13 @@ def test_critics_of_other_algorithms(algorithm: Any, env: str):
     assert model.replay_buffer.source.last_refit.relevance.share == 1
 
 
+@pytest.mark.parametrize("name", ["TQC", "CrossQ"])
+def test_critics_of_sb3_contrib(name: str):
+    model = make("td_error", algorithm=getattr(pytest.importorskip("sb3_contrib"), name))
+    model.learn(80)
+    assert model.replay_buffer.source.last_refit.relevance.share == 1
+
+
 def test_returns_of_environments_in_turn():
     model = make({"name": "return", "top": 0.5}, make_vec_env("CartPole-v1", 3, seed=0), DQN)
     model.learn(120)
