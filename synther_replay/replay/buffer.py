@@ -9,7 +9,8 @@ from synther_replay.data.transitions import Transitions
 from synther_replay.persistence.checkpoint import save_checkpoint
 from synther_replay.protocols import RealBuffer, Stateful
 from synther_replay.replay.batch import Batch
-from synther_replay.replay.source import SyntheticSource, stateful
+from synther_replay.replay.source import SyntheticSource
+from synther_replay.replay.states import stateful
 
 
 class SyntheticReplayBuffer(SyntheticSource):

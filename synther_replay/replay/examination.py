@@ -1,4 +1,4 @@
-"""Examination: what is wrong with the real rows is reported, and the generator gets the others."""
+"""What is wrong with rows: real ones are reported and the generator gets the others, generated ones are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import logging
 
 from synther_replay.common.notices import Notices
 from synther_replay.data.cleaning import Faults, clean
-from synther_replay.data.transitions import Transitions
+from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.errors import GenerationError
 from synther_replay.protocols import RealTransitions
 
 logger = logging.getLogger(__name__)
@@ -77,3 +78,25 @@ class Examination:
             "(Stable-Baselines3: scaled_actions=False if they are in the units of the environment)",
             stacklevel=6,
         )
+
+
+def check_generated(spec: TransitionSpec, fresh: Transitions) -> None:
+    """Raise an error unless the rows that a generator made are valid transitions of the spec."""
+    if not isinstance(fresh, Transitions) or fresh.spec != spec or fresh.rows.ndim != 2:
+        raise TypeError(
+            f"generator: sample returned {_described(fresh)}, expected Transitions of spec {spec.to_json()}"
+        )
+    if not len(fresh):
+        raise GenerationError("generator: sample returned no rows")
+    try:
+        fresh.check()
+    except ValueError as error:
+        raise GenerationError(f"generator: sample returned invalid rows: {error}") from error
+    if bool(spec.outside_action_space(fresh.rows[:, spec.actions]).any()):
+        raise GenerationError("generator: sample returned actions outside the action space")
+
+
+def _described(fresh: object) -> str:
+    if not isinstance(fresh, Transitions):
+        return type(fresh).__name__
+    return f"Transitions of shape {tuple(fresh.rows.shape)} and spec {fresh.spec.to_json()}"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-import torch
-
 from synther_replay.common.locking import Lock
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator, JobGenerator, Stateful
 from synther_replay.relevance.guide import GuidanceReport, Plan
+from synther_replay.replay.states import state_of
 
 
 @dataclass(frozen=True)
@@ -201,9 +199,3 @@ def takes_conditions(generator: Generator) -> bool:
         return False
     options = inspect.signature(generator.begin).parameters
     return "condition" in options or any(option.kind is option.VAR_KEYWORD for option in options.values())
-
-
-def state_of(part: Stateful) -> dict[str, Any]:
-    """A copy of a part's state; `torch.nn.Module.state_dict` returns the live tensors."""
-    state = part.state_dict()
-    return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state

@@ -1,44 +1,27 @@
-"""SyntheticSource: refits a generator to real transitions on schedule and holds the rows it generates."""
+"""SyntheticSource: the synthetic part of batches, from a generator that is refitted to real transitions on schedule."""
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-import re
-import time
-import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
-from synther_replay.common.seeding import derive_seed
-from synther_replay.common.short_forms import default_preset
-from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.errors import CheckpointError, GenerationError
+from synther_replay.data.transitions import Transitions
+from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
-from synther_replay.protocols import Generator, RealTransitions, Schedule, Stateful
-from synther_replay.relevance.guidance import Guidance
-from synther_replay.relevance.guide import Guide, Plan
-from synther_replay.relevance.protocol import Relevance
-from synther_replay.relevance.rewards import Return
+from synther_replay.protocols import Schedule, Stateful
+from synther_replay.relevance.guide import Plan
 from synther_replay.replay.examination import Examination
-from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio, split_batch
-from synther_replay.replay.refitting import RefitJob, RefitReport, state_of, takes_conditions
-from synther_replay.replay.schedule import RetrainSchedule
-from synther_replay.replay.store import SyntheticStore
-
-logger = logging.getLogger(__name__)
+from synther_replay.replay.states import state_of, stateful
+from synther_replay.replay.synthetic_rows import SyntheticRows
 
 
-class SyntheticSource:
+class SyntheticSource(SyntheticRows):
     """Provides the synthetic part of every batch. The caller draws the real part.
 
     `SyntheticReplayBuffer` adds a real buffer to it. The framework adapters keep one next to the framework's buffer::
@@ -73,106 +56,6 @@ class SyntheticSource:
     """
 
     kind = "synthetic source"  # stored in checkpoint files
-    _needs: Any = RealTransitions
-    _is_in_hook = False  # whether `on_refit` runs
-    # Makes a generator from a short form. `synther_replay.options` sets it: this package knows no diffusion.
-    make_generator: ClassVar[Callable[..., Generator]]
-
-    def __init__(
-        self,
-        real: RealTransitions,
-        generator: Generator | Callable[..., Generator] | Mapping[str, Any] | str | Any = None,
-        *,
-        spec: TransitionSpec | None = None,
-        real_ratio: float = 0.5,
-        capacity: int = 1_000_000,
-        schedule: Schedule | Mapping[str, Any] | str | int | None = None,
-        device: torch.device | str | None = None,
-        seed: int = 0,
-        on_refit: Callable[[RefitReport], object] | None = None,
-        relevance: Any = None,
-    ) -> None:
-        """Check the arguments and create an empty store."""
-        guidance = Guidance.of(relevance)
-        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 15))
-        self._plan: Plan | None = None  # of the model in use
-        if on_refit is not None and not callable(on_refit):
-            raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
-        if not isinstance(real, self._needs):
-            raise TypeError(f"real: expected the methods of {self._needs.__name__}, got {type(real).__name__}")
-        spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
-        if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: required, because neither generator nor real has a spec (got {spec!r})")
-        _check_spec("real", real, spec)
-        if isinstance(self.relevance, Return) and not getattr(real, "is_ordered", True):
-            raise ValueError(f"relevance: Return needs rows in the order of their steps, not {type(real).__name__}")
-        self.real, self.spec = real, spec
-        self.real_ratio = check_real_ratio(real_ratio)
-        if not isinstance(generator, Generator) and not callable(generator):
-            device = resolve_device(device or "auto")
-            generator = functools.partial(self.make_generator, generator, spec, seed=seed)
-            generator = generator(device=device) if self.real_ratio < 1.0 else generator
-        if device is None:
-            device = getattr(generator, "device", "cpu")
-        self.generator = generator
-        self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
-        self.schedule: Schedule = (
-            schedule
-            if isinstance(schedule, Schedule)
-            else RetrainSchedule.of(schedule, default=default_preset(self.device))
-        )
-        self.on_refit = on_refit
-        self.steps = len(real)
-        self.refits = 0
-        self.last_refit: RefitReport | None = None
-        self._last_attempt: int | None = None
-        self._generated_at: int | None = None  # steps when the rows in the store were generated
-        self._version = _version_of(real)  # of the rows that store and model are made from
-        self._is_stale = False  # whether the model is of another version
-        self._identity = object()  # jobs remember it; a copy has another one, and so has a refitted source
-        self._job: weakref.ref[RefitJob] | None = None  # of the last `begin`
-        self._adding = Lock()
-        self._examination = Examination()
-        self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
-        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of synthetic rows and batches."""
-        return self.store.device
-
-    @property
-    def generator(self) -> Generator:
-        """The generator; made now if it was not needed before."""
-        if not isinstance(self._generator, Generator):
-            self.generator = self._generator(device=self.device)
-            if not isinstance(self._generator, Generator):
-                raise TypeError(f"generator: expected a function that makes one, it made {self._generator!r}")
-        return self._generator
-
-    @generator.setter
-    def generator(self, generator: Generator | Callable[..., Generator]) -> None:
-        _check_spec("generator", generator, self.spec)
-        if self._guide is not None and isinstance(generator, Generator) and not takes_conditions(generator):
-            raise TypeError(
-                f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
-                "as that of DiffusionGenerator does"
-            )
-        if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
-        self._generator = generator
-
-    @property
-    def relevance(self) -> Relevance | None:
-        """What real rows are scored by; None: generation is not guided."""
-        return None if self._guide is None else self._guide.relevance
-
-    @property
-    def store_age(self) -> int | None:
-        """Environment steps since the synthetic rows were generated; None if there are none."""
-        if not len(self.store) or self._generated_at is None:
-            return None
-        return max(0, self.steps - self._generated_at)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""
@@ -193,196 +76,6 @@ class SyntheticSource:
         if not synthetic:
             return None
         return Transitions(self.spec, self.store.sample(batch_size)), self._shuffles.draw(batch_size, real)
-
-    def refit_if_due(self) -> RefitReport | None:
-        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.
-
-        Not while a job of `begin` is neither committed nor dropped: that is the refit. Errors are warnings.
-        """
-        if self.real_ratio == 1.0:
-            return None
-        is_due = False
-        try:
-            self._forget_other_version()
-            is_due = self.schedule.is_due(self.steps, self._last_attempt)
-            if not is_due:
-                self._examination.first_look(self.real)
-                return None
-            if self._has_open_job() or len(self.real) < self._least_rows():
-                return None
-        except Exception as error:
-            if is_due:  # a generator that cannot be made: not again at every batch
-                self._last_attempt = self.steps
-            self._warn_of(error)
-            return None
-        return self.refit_or_warn()
-
-    def refit_or_warn(self) -> RefitReport | None:
-        """Refit; on any failure warn, keep the previous model and rows, and return None.
-
-        A training run outlives whatever goes wrong here: a diverged fit, memory that runs out, invalid data, an error
-        in a generator. The same failure is reported again only at the tenth time in a row. Interrupts propagate.
-        """
-        try:
-            return self.refit()
-        except Exception as error:
-            self._warn_of(error)
-            return None
-
-    def refit(self, rows: int | None = None) -> RefitReport:
-        """Fit the generator to the real transitions, generate rows and replace the synthetic ones in one step.
-
-        It is `begin` and `commit` in a row. Invalid real rows are left out, see `usable_transitions`. If it raises,
-        generator and store are unchanged.
-
-        Args:
-            rows: Number of rows to generate, at most the capacity. None: the schedule's number.
-        """
-        self._last_attempt = self.steps
-        try:
-            return self.commit(self._new_job(rows))
-        except BaseException as error:
-            # An exception reaches the user anyway, as itself or as a warning; the log has its traceback.
-            level = logging.INFO if isinstance(error, Exception) else logging.WARNING
-            logger.log(level, "refit at step %d failed; %s", self.steps, self._kept(), exc_info=level == logging.INFO)
-            raise
-
-    def begin(self, rows: int | None = None) -> RefitJob:
-        """Begin a refit with the real transitions of this moment.
-
-        `RefitJob.run` computes it, here or in another thread, and `commit` takes its result: model and rows stay as
-        they are until then. The schedule counts from here, and no other refit becomes due until the job is committed
-        or dropped.
-
-        Args:
-            rows: Number of rows to generate, at most the capacity. None: the schedule's number.
-        """
-        job = self._new_job(rows)
-        self._job = weakref.ref(job)  # weak: a job that is dropped is over
-        return job
-
-    def _new_job(self, rows: int | None) -> RefitJob:
-        is_stale = self._forget_other_version()
-        self._last_attempt = self.steps
-        real = self._examination.usable(self.real, least=self._least_rows())
-        return RefitJob(
-            self.generator,
-            real,
-            rows=min(rows or self.schedule.rows, self.store.capacity),
-            check=self._check_generated,
-            source=self._identity,
-            version=self._version,
-            steps=self.steps,
-            options={"from_scratch": True} if is_stale else {},
-            plan=None if self._guide is None else self._guide.plan(real.to(self.device), self.steps),
-        )
-
-    def commit(self, job: RefitJob) -> RefitReport:
-        """Take model and rows of a job in one step; if it has not run yet, it runs now.
-
-        Raises:
-            ValueError: The job was begun by another buffer, before the last commit, load or removal of rows, or with
-                another version of the real transitions. Nothing is changed.
-        """
-        if self._is_in_hook:
-            raise RuntimeError("on_refit: the hook must not refit, because every refit calls it")
-        if not isinstance(job, RefitJob):
-            raise TypeError(f"job: expected a RefitJob, got {job!r}")
-        if job.is_committed:
-            raise ValueError("job: it was committed before")
-        if job.source is not self._identity:
-            raise ValueError(
-                "job: it was begun by another buffer, or before this one was refitted, loaded, emptied or started over"
-            )
-        if job.version != _version_of(self.real):
-            raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
-        report = job.run()
-        assert job.fresh is not None  # after run
-        changed = "_identity", "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale", "_plan"
-        before, previous = {name: getattr(self, name) for name in changed}, None  # other threads may add rows meanwhile
-        begun = time.monotonic()
-        try:
-            job.take_model()
-            previous = self.store.replace(job.fresh)
-            report = replace(report, sample_seconds=report.sample_seconds + time.monotonic() - begun)
-            self.refits += 1
-            self.last_refit, self._generated_at = report, job.steps
-            self._failures, self._reported, self._is_stale, self._plan = 0, Notices(), False, job.plan
-            self._identity = object()  # jobs that were begun before are overtaken
-            if self.on_refit is not None:
-                self._is_in_hook = True
-                self.on_refit(report)
-        except BaseException:
-            vars(self).update(before)
-            if previous is not None:
-                self.store.put_back(previous)
-            job.return_model()
-            raise
-        finally:
-            self._is_in_hook = False
-        job.is_committed = True
-        logger.info(
-            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s",
-            self.refits,
-            job.steps,
-            job.real_rows,
-            report.fit_seconds,
-            _losses(report.fit),
-            report.rows,
-            report.sample_seconds,
-        )
-        return report
-
-    def usable_transitions(self) -> Transitions:
-        """Return the real transitions without invalid rows (NaN, infinity), with actions clipped to their space.
-
-        A warning tells the number and place of such rows: once, and again when there are ten times as many.
-        """
-        return self._examination.usable(self.real)
-
-    def reseed(self, seed: int) -> None:
-        """Continue with another seed, so that copies in several workers draw different rows.
-
-        Real transitions and generators with a method `reseed` continue with it, too.
-        """
-        seed = whole_number("seed", seed, least=0)
-        self.store.reseed(seed)
-        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
-        if isinstance(self._generator, functools.partial) and "seed" in self._generator.keywords:  # not made yet
-            self._generator = functools.partial(self._generator, seed=seed)
-        for part in (self.real, self._generator):
-            if hasattr(part, "reseed"):
-                part.reseed(seed)
-        if self._guide is not None:
-            self._guide.reseed(derive_seed(seed, 15))
-
-    def start_over(self, steps: int = 0) -> None:
-        """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
-
-        For a real buffer whose contents were replaced.
-        """
-        self.clear()
-        self.steps, self._last_attempt = steps, None
-
-    def clear(self) -> None:
-        """Remove all synthetic rows; jobs that were begun before are refused. Model and step count are kept."""
-        self.store.clear()
-        self._identity = object()
-
-    def generate(self, rows: int) -> Transitions:
-        """Generate rows with the current model and check that they are valid transitions of the spec."""
-        draw, plan = self.generator.sample, self._plan
-        fresh = draw(rows) if plan is None else plan.sample(draw, rows)
-        self._check_generated(fresh)
-        return fresh
-
-    def to(self, device: torch.device | str) -> Self:
-        """Move synthetic rows and batches, and the generator if it has a method `to`, to another device."""
-        self.store.to(resolve_device(device))
-        self._shuffles.to(self.device)
-        if isinstance(self._generator, Generator) and hasattr(self._generator, "to"):  # else it will be made there
-            self._generator.to(self.device)
-        return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint: generator, store, schedule and random state in one file."""
@@ -494,84 +187,6 @@ class SyntheticSource:
             raise CheckpointError(f"state: schedule: got {state}, expected that of {type(self.schedule).__name__}")
         return self.schedule if restored is None else restored(state)
 
-    def _forget_other_version(self) -> bool:
-        """Remove what was made from another version of the real rows; return whether the model is such."""
-        version = _version_of(self.real)
-        if version != self._version:
-            logger.info("version %r of the real rows follows %r: synthetic rows are removed", version, self._version)
-            self.store.clear()
-            self._version, self._last_attempt, self._is_stale = version, None, True
-            if self._guide is not None:
-                self._guide.forget()
-        return self._is_stale
-
-    def _has_open_job(self) -> bool:
-        """Whether `commit` would take the job of the last `begin`, and nobody has dropped it."""
-        job = None if self._job is None else self._job()
-        return job is not None and job.is_open and job.source is self._identity and job.version == self._version
-
-    def _warn_of(self, error: Exception) -> None:
-        self._failures += 1
-        cause = f"{type(error).__name__}: {error}"
-        kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
-        text = f"refit at step {self.steps} failed; {self._kept()}. {cause}"
-        self._reported.warn(kind, self._failures, text, stacklevel=3)
-
-    def _kept(self) -> str:
-        return f"kept the previous model and {len(self.store)} synthetic rows"
-
-    def _least_rows(self) -> int:
-        return max(1, getattr(self.generator, "min_rows", 1))
-
-    def _check_generated(self, fresh: Transitions) -> None:
-        if not isinstance(fresh, Transitions) or fresh.spec != self.spec or fresh.rows.ndim != 2:
-            raise TypeError(
-                f"generator: sample returned {_described(fresh)}, expected Transitions of spec {self.spec.to_json()}"
-            )
-        if not len(fresh):
-            raise GenerationError("generator: sample returned no rows")
-        try:
-            fresh.check()
-        except ValueError as error:
-            raise GenerationError(f"generator: sample returned invalid rows: {error}") from error
-        if bool(self.spec.outside_action_space(fresh.rows[:, self.spec.actions]).any()):
-            raise GenerationError("generator: sample returned actions outside the action space")
-
 
 def _step_or_none(name: str, value: Any) -> int | None:
     return None if value is None else whole_number(name, value, least=0)
-
-
-def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:
-    if (own := getattr(part, "spec", spec)) != spec:
-        raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
-
-
-def _version_of(real: object) -> int | str | None:
-    """Version of the real transitions; None if they have none."""
-    version = getattr(real, "version", None)
-    if version is not None and not isinstance(version, int | str):
-        raise TypeError(f"real: expected a version that is an int or str, got {version!r}")
-    return version
-
-
-def _losses(fit: Any) -> str:
-    """Losses of a fit report for the log; empty for generators that report none."""
-    losses = (("loss", getattr(fit, "loss", None)), ("held-out loss", getattr(fit, "held_out_loss", None)))
-    return "".join(f", {name} {value:.4f}" for name, value in losses if isinstance(value, float))
-
-
-def _described(fresh: object) -> str:
-    if not isinstance(fresh, Transitions):
-        return type(fresh).__name__
-    return f"Transitions of shape {tuple(fresh.rows.shape)} and spec {fresh.spec.to_json()}"
-
-
-def stateful(part: object, name: str) -> Stateful:
-    """Return the part if it has `state_dict` and `load_state_dict`, else raise TypeError."""
-    if not isinstance(part, Stateful):
-        raise TypeError(
-            f"{name}: {type(part).__name__} cannot be saved, it lacks state_dict and load_state_dict"
-            + ("; use include_real=False and save it separately" if name == "real" else "")
-        )
-    return part
