@@ -14,9 +14,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from synther_replay.common.notices import Notices
 from synther_replay.data.spec import TransitionSpec
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import RealBuffer
+from synther_replay.replay.states import stateful
 
 _ROWS_AT_ONCE = 1_024  # observations encoded at once: images are large
 
@@ -56,6 +58,8 @@ class Latents:
         if not isinstance(observation_space, spaces.Box):
             raise TypeError(f"encoder: expected a Box of observations, got {observation_space}")
         self.encoder = encoder
+        self._version = self._read_version()
+        self._notices = Notices()
         low, high = observation_space.low, observation_space.high
         middle = np.where(np.isfinite(low) & np.isfinite(high), low / 2 + high / 2, 0).astype(observation_space.dtype)
         self._width: int | None = None
@@ -63,8 +67,20 @@ class Latents:
 
     @property
     def version(self) -> int | str:
-        """Version of the encoder; 0 if it has none."""
-        return getattr(self.encoder, "version", 0)
+        """Version of the encoder; 0 if it has none, and the last one, with a warning, if it cannot be read."""
+        try:
+            self._version = self._read_version()
+        except Exception as error:  # must not end a training run
+            self._notices.warn(
+                "version", 1, f"encoder: version not read, kept {self._version!r}: {error!r}", stacklevel=2
+            )
+        return self._version
+
+    def _read_version(self) -> int | str:
+        version = getattr(self.encoder, "version", 0)
+        if not isinstance(version, int | str):
+            raise TypeError(f"encoder: expected a version that is an int or str, got {version!r}")
+        return version
 
     @property
     def space(self) -> spaces.Box:
@@ -154,12 +170,11 @@ class LatentBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the real buffer."""
-        state: dict[str, Any] = self.real.state_dict()  # type: ignore[attr-defined]
-        return state
+        return stateful(self.real, "real").state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of the real buffer."""
-        self.real.load_state_dict(state)  # type: ignore[attr-defined]
+        stateful(self.real, "real").load_state_dict(state)
 
     def _encoded(self, transitions: Transitions) -> Transitions:
         spec, rows = self.input_spec, transitions.rows

@@ -92,6 +92,57 @@ def test_bad_encoders_are_refused(encoder: Any):
         LatentBuffer(RingBuffer(SPEC, 100, device="cpu"), encoder)
 
 
+def test_a_version_of_another_type_is_refused():
+    encoder: Any = Projection()
+    encoder.version = 1.5
+    with pytest.raises(TypeError, match="version"):
+        LatentBuffer(RingBuffer(SPEC, 100, device="cpu"), encoder)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_a_version_that_cannot_be_read_does_not_end_the_training(ratio: float):
+    class Fading:
+        fails = False
+
+        @property
+        def version(self) -> Any:
+            return 1 / 0 if self.fails else 3
+
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            return images[:, 0].float()
+
+    encoder = Fading()
+    made = buffer(encoder, real_ratio=ratio)
+    fill(made)
+    made.sample(20)
+    encoder.fails = True
+    with pytest.warns(RuntimeWarning, match="version"):
+        assert made.real.version == 3
+    assert len(made.sample(20)) == 20
+    assert made.refits == (ratio < 1)
+
+
+class Plain:
+    """A buffer of real transitions that cannot be saved."""
+
+    spec = SPEC
+
+    def __init__(self) -> None:
+        self.ring = RingBuffer(SPEC, 100, device="cpu")
+        self.add, self.sample, self.transitions = self.ring.add, self.ring.sample, self.ring.transitions
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+
+def test_a_buffer_that_cannot_be_saved_says_so():
+    real = LatentBuffer(Plain(), Projection())
+    with pytest.raises(TypeError, match="real: Plain cannot be saved"):
+        real.state_dict()
+    with pytest.raises(TypeError, match="real: Plain cannot be saved"):
+        real.load_state_dict({})
+
+
 def test_an_encoder_that_loses_rows_is_an_error():
     made = LatentBuffer(RingBuffer(SPEC, 100, device="cpu"), lambda images: images[:1, 0].float())
     with pytest.raises(ValueError, match="encoder"):
