@@ -19,7 +19,7 @@ class ModelCritic:
     """Values that a model gives to observations and actions as its buffer stores them.
 
     Args:
-        model: SAC, TD3, DDPG, DQN, TQC, CrossQ, or an algorithm like them. It owns the buffer, which refers to it weakly.
+        model: SAC, TD3, DDPG, DQN, TQC, CrossQ, or one like them. It owns the buffer and is referred to weakly.
     """
 
     def __init__(self, model: Any) -> None:
