@@ -5,7 +5,6 @@ Usage: ``SynthERReplayBuffer(replay_buffer, action_spec=env.action_spec)``.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import weakref
@@ -26,7 +25,6 @@ from synther_replay.adapters.torchrl.rows import (
     as_tensordict,
     check_sampler,
     each,
-    filled,
     length,
     locked,
     storage_axes,
@@ -93,11 +91,8 @@ class SynthERReplayBuffer(Forwarding):
     _wanted_device: torch.device | str | None
     _added: int
     _counted: int
-    _entries: tuple[Key, ...]
-    _entries_for: tuple[int, ...]
     _checked: bool
     _awaited: dict[str, Any] | None
-    _empty_info: dict[str, Any] | None
     _iterator: Iterator[Any] | None
     _process: int
     _layout: Layout
@@ -133,10 +128,8 @@ class SynthERReplayBuffer(Forwarding):
         self._wanted_device = device
         self._added = 0  # transitions added through this object; never decreases, since other threads may add some
         self._counted = 0  # added transitions already counted in `source.steps`
-        self._entries, self._entries_for = (), ()  # keys of a batch, and the transforms that they are valid for
         self._checked = False
         self._awaited = None  # loaded state of a source that cannot be created yet
-        self._empty_info = None
         self._iterator = None
         self._process = os.getpid()  # synthetic rows are drawn in this one only
         if self.real_ratio < 1.0 and action_spec is None:
@@ -165,7 +158,7 @@ class SynthERReplayBuffer(Forwarding):
         A process that is started with the buffer, such as a collector's, writes to the same storage. It gets neither
         generator nor synthetic rows: there, only the real part can be used.
         """
-        state = {**vars(self), "_iterator": None, "_empty_info": None, "_awaited": on_cpu(self._awaited)}
+        state = {**vars(self), "_iterator": None, "_awaited": on_cpu(self._awaited)}
         if get_spawning_popen() is None:
             return {**state, "_process": None}
         kept = self._options
@@ -220,10 +213,10 @@ class SynthERReplayBuffer(Forwarding):
         if drawn is None:
             if not len(self.real):
                 raise ValueError("buffer is empty: add transitions before sampling")
-            values, info = self._rows.sample(batch_size, self._batch_entries())
+            values, info = self._rows.batch(batch_size)
             is_synthetic = torch.zeros(length(values), dtype=torch.bool, device=device)
         else:
-            values, is_synthetic, info = self._mixed(drawn[0].rows, drawn[1])
+            values, is_synthetic, info = self._rows.mixed(drawn[0].rows, drawn[1])
         info = {key: each(value, lambda v: v.to(device)) for key, value in info.items()}
         entries: dict[Any, Tensor] = {**values, "is_synthetic": is_synthetic}
         if include_info is not False and isinstance(self.real, TensorDictReplayBuffer):
@@ -231,18 +224,6 @@ class SynthERReplayBuffer(Forwarding):
                 entries[key] = torch.stack(value, -1) if isinstance(value, tuple) else value
         data = as_tensordict(entries, len(is_synthetic), device)
         return (data, info) if return_info else data
-
-    def _mixed(self, rows: Tensor, places: Tensor) -> Any:
-        """Return a `Mixed`: synthetic entries with real ones at `places`, the mask of synthetic rows, and the info."""
-        if len(places) and (mixed := self._rows.mix_rows(rows, places)) is not None:
-            return mixed
-        synthetic = self._transformed(rows)
-        values = {key: synthetic[key] for key in self._batch_entries()}
-        if len(places):
-            return self._rows.mix_into(values, places)
-        values = {key: value.clone() for key, value in values.items()}  # entries must not share memory
-        every = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        return values, every, self._info_of_none(places, len(rows))
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over batches until the sampler of the real buffer runs out (most never do)."""
@@ -370,42 +351,6 @@ class SynthERReplayBuffer(Forwarding):
                 source.load_state_dict(self._awaited)
             self._layout, self._rows, self.source, self._awaited = layout, rows, source, None
         return self.source
-
-    def _transformed(self, rows: Tensor) -> dict[Any, Tensor]:
-        """Convert synthetic rows to entries and apply the transforms of the real buffer."""
-        values: dict[Any, Tensor] = self._layout.unpack(rows)
-        if not len(self.real.transform):
-            return values
-        home = getattr(self.real.storage, "device", None) or rows.device  # device of the constants of transforms
-        data = as_tensordict(values, len(rows), rows.device).to(home)
-        try:
-            data = self.real.transform(data).to(rows.device)
-        except KeyError as error:
-            raise ValueError(
-                f"transform: requires an entry that synthetic rows lack ({error}); they have {sorted(map(str, values))}"
-            ) from error
-        entries: dict[Any, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
-        return entries
-
-    def _batch_entries(self) -> tuple[Key, ...]:
-        """Return the keys that real and synthetic rows have in common."""
-        transforms = tuple(map(id, self.real.transform))
-        if not self._entries or self._entries_for != transforms:
-            with locked(self.real):
-                synthetic = self._transformed(self._layout.rows(stored(self.real, slice(0, 1))))
-                real = self.real._collate_fn(self.real.storage[:1])
-            real = self.real.transform(real.clone()) if transforms else real  # transforms may work in place
-            self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
-            self._entries_for = transforms
-        return self._entries
-
-    def _info_of_none(self, places: Tensor, size: int) -> dict[str, Any]:
-        """Return the info of a batch without real rows; keys and dtypes are those of the sampler's info."""
-        if self._empty_info is None:
-            _, info = self._rows.sample(1, self._batch_entries())
-            self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
-        empty = self._empty_info
-        return {key: each(v, functools.partial(filled, key, places=places, size=size)) for key, v in empty.items()}
 
 
 def _batches(buffer: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""RealEntries: reads the real transitions of a TorchRL buffer, for fitting and for batches."""
+"""RealEntries: reads the real transitions of a TorchRL buffer, and mixes them with synthetic ones in batches."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ Mixed = tuple[dict[Key, Tensor], Tensor, Info]  # entries, mask of synthetic row
 
 
 class RealEntries:
-    """Reads transitions from a TorchRL buffer.
+    """Reads transitions from a TorchRL buffer, and makes batches of them and synthetic ones.
 
     Args:
         real: The buffer.
         layout: Layout of its entries.
     """
+
+    _entries: tuple[Key, ...] = ()  # keys of a batch
+    _entries_for: tuple[int, ...] = ()  # the transforms that these are valid for
+    _empty_info: Info | None = None
 
     def __init__(self, real: ReplayBuffer, layout: Layout) -> None:
         """Determine whether rows can be read directly from the storage."""
@@ -78,6 +82,22 @@ class RealEntries:
             drawn.append(self._sample(count - rows, entries))  # a prefetched batch may be smaller
         values = {key: _join([values[key] for values, _ in drawn], count) for key in entries}
         return values, {key: _join([info[key] for _, info in drawn], count) for key in drawn[0][1]}
+
+    def batch(self, count: int) -> tuple[dict[Key, Tensor], Info]:
+        """Draw a batch of real rows, with the entries that synthetic ones have, too, and the info of the sampler."""
+        return self.sample(count, self._batch_keys())
+
+    def mixed(self, rows: Tensor, places: Tensor) -> Mixed:
+        """Make a batch of synthetic rows ``(size, dim)`` with real ones at `places`; it may modify `rows`."""
+        if len(places) and (mixed := self.mix_rows(rows, places)) is not None:
+            return mixed
+        synthetic = self._transformed(rows)
+        values = {key: synthetic[key] for key in self._batch_keys()}
+        if len(places):
+            return self.mix_into(values, places)
+        values = {key: value.clone() for key, value in values.items()}  # entries must not share memory
+        every = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        return values, every, self._info_of_none(places, len(rows))
 
     def mix_rows(self, rows: Tensor, places: Tensor) -> Mixed | None:
         """Fast path of `mix_into` for synthetic rows ``(size, dim)``; None if layout or device do not allow it.
@@ -137,6 +157,42 @@ class RealEntries:
         mixed = {key: v.clone().index_copy_(0, places, real[key].to(v)) for key, v in synthetic.items()}
         return mixed, synthetic_mask(size, places, places.device), info
 
+    def _transformed(self, rows: Tensor) -> dict[Key, Tensor]:
+        """Convert synthetic rows to entries and apply the transforms of the real buffer."""
+        values: dict[Key, Tensor] = self.layout.unpack(rows)
+        if not len(self.real.transform):
+            return values
+        home = getattr(self.real.storage, "device", None) or rows.device  # device of the constants of transforms
+        data = as_tensordict(values, len(rows), rows.device).to(home)
+        try:
+            data = self.real.transform(data).to(rows.device)
+        except KeyError as error:
+            raise ValueError(
+                f"transform: requires an entry that synthetic rows lack ({error}); they have {sorted(map(str, values))}"
+            ) from error
+        entries: dict[Key, Tensor] = {key: data.get(key) for key in data.keys(True, True)}
+        return entries
+
+    def _batch_keys(self) -> tuple[Key, ...]:
+        """Return the keys that real and synthetic rows have in common."""
+        transforms = tuple(map(id, self.real.transform))
+        if not self._entries or self._entries_for != transforms:
+            with locked(self.real):
+                synthetic = self._transformed(self.layout.rows(stored(self.real, slice(0, 1))))
+                real = self.real._collate_fn(self.real.storage[:1])
+            real = self.real.transform(real.clone()) if transforms else real  # transforms may work in place
+            self._entries = tuple(key for key in synthetic if real.get(key, None) is not None)
+            self._entries_for = transforms
+        return self._entries
+
+    def _info_of_none(self, places: Tensor, size: int) -> Info:
+        """Return the info of a batch without real rows; keys and dtypes are those of the sampler's info."""
+        if self._empty_info is None:
+            _, info = self.sample(1, self._batch_keys())
+            self._empty_info = {key: each(value, lambda v: v[:0]) for key, value in info.items()}
+        empty = self._empty_info
+        return {key: each(v, partial(filled, key, places=places, size=size)) for key, v in empty.items()}
+
     def _sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         with warnings.catch_warnings():  # the real part is smaller than the buffer's batch size
             warnings.filterwarnings("ignore", message="Got conflicting batch_sizes")
@@ -168,7 +224,7 @@ class RealEntries:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the cached tensors and the mirror."""
-        return {**vars(self), "_tensors": {}, "_numbers": [], "_flags": [], "_mirror": None}
+        return {**vars(self), "_tensors": {}, "_numbers": [], "_flags": [], "_mirror": None, "_empty_info": None}
 
 
 @contextmanager

@@ -911,7 +911,7 @@ def test_copies_are_independent(wrap):
 def test_pickle_made_on_a_gpu_holds_no_gpu_tensor_of_ours(wrap, on_gpu):
     buffer = fill(wrap(real_ratio=0.0, generator=TINY), 50)
     expected = buffer.sample()
-    buffer._empty_info, buffer._awaited = on_gpu(buffer._empty_info), on_gpu({"rows": torch.ones(2)})
+    buffer._rows._empty_info, buffer._awaited = on_gpu(buffer._rows._empty_info), on_gpu({"rows": torch.ones(2)})
     loaded = pickle.loads(pickle.dumps(buffer))
     assert loaded._awaited["rows"].tolist() == [1, 1]
     loaded._awaited = None
