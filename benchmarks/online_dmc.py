@@ -131,6 +131,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     given = {name: getattr(args, name) for name in names}
     schedule = {"start": args.first_refit, "every": args.refit_every, "rows": args.rows}
     relevance = {"name": args.relevance, "top": args.top, "guidance": args.guidance, "share": args.guided_share}
+    if args.relevance is None and _without_none(relevance):
+        raise ValueError("--relevance: required with --top, --guidance and --guided-share")
     return Settings(
         env=args.env,
         algo=args.algo,

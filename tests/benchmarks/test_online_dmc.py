@@ -15,6 +15,7 @@ from synther_replay.benchmarks.fidelity.rows import read_dataset
 from synther_replay.benchmarks.online import results as online_results
 from synther_replay.benchmarks.online import run as online_run
 from synther_replay.benchmarks.online.settings import Settings
+from synther_replay.relevance import Guidance
 
 SMALL = ["--random-steps", "40", "--steps", "120", "--utd", "1", "--episodes", "1", "--device", "cpu"]
 GENERATOR = ["--refresh-every", "50", "--rows", "64"]
@@ -63,6 +64,10 @@ class TestRefusals:
             (["--algo", "sac", "--agent", "critic=3"], "critics"),
             (["--algo", "sac", "--agent", "critics=0"], "critics: "),
             (["--algo", "sac", "--first-refit", "100"], "algo: sac has no generator"),
+            (["--algo", "sac", "--relevance", "reward"], "algo: sac has no generator"),
+            (["--algo", "synther", "--relevance", "curiosty"], "did you mean 'curiosity'"),
+            (["--algo", "synther", "--relevance", "reward", "--top", "2"], "top: "),
+            (["--algo", "synther", "--guidance", "3"], "--relevance: required"),
             (["--algo", "synther", "--rows", "0"], "rows: "),
             (["--algo", "synther", "--refresh-every", "0"], "every: "),
             (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
@@ -135,6 +140,12 @@ class TestSettingsOf:
         found = self.parse(monkeypatch, "--algo", "synther", *arguments, "--first-refit", "7000").settings
         assert (found.critic, found.agent) == ("ensemble", {"critics": 4, "normalise_observations": True})
         assert found.retrain_schedule().start == 7_000
+
+    def test_the_relevance_and_its_options_are_parsed(self, monkeypatch):
+        arguments = ["--relevance", "curiosity", "--top", "0.1", "--guided-share", "0.5"]
+        found = self.parse(monkeypatch, "--algo", "synther", *arguments).settings
+        assert found.guidance() == Guidance("curiosity", top=0.1, guidance=2.0, share=0.5)
+        assert self.parse(monkeypatch, "--algo", "synther").settings.guidance() is None
 
     def test_defaults_on_a_gpu(self, monkeypatch):
         args = self.parse(monkeypatch, "--algo", "synther")

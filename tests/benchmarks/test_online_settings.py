@@ -151,9 +151,12 @@ class TestCritic:
     def test_its_name_is_part_of_the_file_name_unless_it_is_plain(self):
         assert make(critic="layernorm").name == "sac-layernorm"
         assert make(algo="synther", preset="fast", critic="residual").name == "synther-fast-residual"
+        guided = make(algo="synther", preset="fast", critic="residual", relevance={"name": "reward"})
+        assert guided.name == "synther-fast-residual-reward"
+        assert guided.to_json()["relevance"] == {"name": "reward", "top": 0.25, "guidance": 2.0, "share": 1.0}
 
     def test_settings_of_the_plain_critic_are_those_of_older_results(self):
-        assert not {"critic", "agent"} & make().to_json().keys()
+        assert not {"critic", "agent", "relevance"} & make().to_json().keys()
         assert make(critic="layernorm", agent={"critics": 3}).to_json()["critic"] == "layernorm"
 
     @pytest.mark.parametrize(
