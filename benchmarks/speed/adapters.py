@@ -1,15 +1,18 @@
 """Overhead of the adapters over the frameworks' own replay buffers: `add`, `sample` and memory, alternating in one run.
 
-Part of `throughput.py`. Batches contain synthetic rows; the time of refits is not included.
+    python -m synther_replay.benchmarks.speed.adapters --corl path/to/CORL --out adapters-cpu.json
+
+Also part of `throughput.py`. Batches contain synthetic rows; the time of refits is not included.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import gc
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,11 @@ import numpy as np
 import torch
 
 from synther_replay import GeneratorConfig, RetrainSchedule
+from synther_replay.benchmarks.common.files import make_folder_of, write_json
+from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.timing import synchronise
+from synther_replay.common.checks import resolve_device
 
 OBSERVATION, ACTION, BATCH = 17, 6, 256  # as in HalfCheetah
 ROWS, SYNTHETIC = 100_000, 20_000
@@ -222,3 +229,29 @@ def _microseconds(call: Callable[[Any], Any], buffer: Any, device: torch.device)
         call(buffer)
     synchronise(device)
     return (time.perf_counter() - started) / CALLS * 1e6
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--corl", type=Path, help="checkout of CORL, to compare its replay buffer with ours")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args(arguments)
+    try:
+        device = resolve_device(options.device)
+        if options.out:
+            make_folder_of(options.out)
+        if options.corl:
+            check_corl(options.corl)
+    except ValueError as error:
+        parser.error(str(error))
+    results = overhead(device, options.corl)
+    figures = [f"{part}_{unit}" for part in ("add", "sample", "add and sample") for unit in ("own_us", "us", "ratio")]
+    print(markdown_table(("", *figures), [[name, *map(entry.get, figures)] for name, entry in results.items()]))
+    if options.out:
+        write_json(options.out, {"results": results, **origin(device)})
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed-core": core_table(gpu),
         "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
         "speed-cpu": cpu_table(cpu),
-        "speed-adapters": adapters_table({"CPU": cpu, "H200": gpu}),
+        "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),
         "speed-sb3": sb3_table(_measured(folder / "sb3-updates-h200.json")),
@@ -210,6 +210,11 @@ def _offline(alone: Path, main: Path) -> str:
     rows.append([f"fit of `paper()`, {content['fit_steps']:,} steps", f"{content['fit_seconds']:.0f}"])
     rows.append([f"{content['synthetic_rows']:,} rows of `paper()`", f"{content['generate_seconds']:.0f}"])
     return markdown_table(("alone on one H200", "seconds"), rows)
+
+
+def _of_adapters(folder: Path, machine: str) -> Measured:
+    """Measurements of the adapters alone, else those of throughput.py."""
+    return _measured(folder / f"throughput-{machine}.json") | _measured(folder / f"adapters-{machine}.json")
 
 
 def _measured(path: Path) -> Measured:

@@ -13,6 +13,7 @@ from synther_replay.benchmarks.common.files import write_json
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.timing import seconds
+from synther_replay.benchmarks.speed import adapters, docs_tables
 from synther_replay.benchmarks.speed.suite import Suite, measure
 
 
@@ -98,3 +99,22 @@ def test_throughput_refuses_invalid_arguments(option, value, message, monkeypatc
     with pytest.raises(SystemExit):
         throughput.main()
     assert message in capsys.readouterr().err
+
+
+def test_adapters_are_measured_alone_and_shown_in_place_of_older_figures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SYNTHER_REPLAY_COMMIT", "abc")
+    figures = {f"{part}_ratio": 1.25 for part in ("add", "sample", "add and sample")}
+    monkeypatch.setattr(adapters, "overhead", lambda *_: {"adapter, TorchRL": figures})
+    adapters.main(["--device", "cpu", "--out", str(tmp_path / "adapters-cpu.json")])
+    assert "1.25" in capsys.readouterr().out
+    old = {"results": {"adapter, TorchRL": {"sample_ratio": 9.0}, "adapter, CORL": {"sample_ratio": 2.0}}}
+    write_json(tmp_path / "throughput-cpu.json", old)
+    table = docs_tables.adapters_table({"CPU": docs_tables._of_adapters(tmp_path, "cpu")})
+    assert "| TorchRL | 1.25x | 1.25x | 1.25x |" in table
+    assert "| CORL | - | 2.00x | - |" in table
+
+
+def test_adapters_refuse_a_folder_that_is_not_corl(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        adapters.main(["--device", "cpu", "--corl", str(tmp_path)])
+    assert "--corl" in capsys.readouterr().err
