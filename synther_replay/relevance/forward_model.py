@@ -86,7 +86,7 @@ class ForwardModel:
         self._done = torch.zeros((), dtype=torch.float64, device=self.device)  # updates, read by CUDA graphs
         columns = shape.inputs + shape.outputs
         self._batch = torch.zeros(_BLOCK, self.stack, batch_size, columns, device=self.device)
-        self._update: Callable[[], None] | None = None
+        self._graph: Callable[[], None] | None = None
 
     @classmethod
     def new(cls, shape: Shape, stack: int, rng: torch.Generator, device: torch.device, **options: Any) -> ForwardModel:
@@ -107,7 +107,7 @@ class ForwardModel:
     def train(self, examples: Examples, updates: int, rng: torch.Generator) -> None:
         """Make at least this many updates, in whole blocks, on rows drawn with replacement."""
         rows = torch.cat((examples.inputs, examples.targets), dim=2)
-        update = self._update or self._captured()
+        update = self._train_block if self.device.type != "cuda" else self._captured()
         self._done.fill_(self.updates)
         for _ in range(math.ceil(updates / _BLOCK)):
             size = (self.stack, _BLOCK * self.batch_size)
@@ -143,15 +143,13 @@ class ForwardModel:
         return cls(shape, tensors, whole_number("updates", state["updates"], least=0), **options)
 
     def _captured(self) -> Callable[[], None]:
-        """The updates of one block; on a GPU a CUDA graph, whose capture must not change the state."""
-        if self.device.type != "cuda":
-            self._update = self._train_block
-            return self._update
-        before = {name: getattr(self, name).clone() for name in _TENSORS}
-        self._update = capture(self._train_block, torch.Generator(self.device))
-        for name, tensor in before.items():
-            getattr(self, name).copy_(tensor)
-        return self._update
+        """The updates of one block as a CUDA graph; its capture does not change the state."""
+        if self._graph is None:
+            before = {name: getattr(self, name).clone() for name in _TENSORS}
+            self._graph = capture(self._train_block, torch.Generator(self.device))
+            for name, tensor in before.items():
+                getattr(self, name).copy_(tensor)
+        return self._graph
 
     def _train_block(self) -> None:
         for batch in self._batch:

@@ -19,6 +19,8 @@ from synther_replay.protocols import Stateful
 from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.protocol import Learner
 
+_FEWEST = 0.01  # of the rows, that conditions are learnt from
+
 
 @dataclass(frozen=True)
 class GuidanceReport:
@@ -58,7 +60,10 @@ class Plan:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Plan:
         """Inverse of `state_dict`."""
-        return cls(None, state["highest"].clone(), float(state["guidance"]), GuidanceReport(**state["report"]))
+        highest = state["highest"].float()
+        if not highest.numel() or not bool(highest.isfinite().all()):
+            raise CheckpointError(f"state: plan: expected finite conditions, got shape {tuple(highest.shape)}")
+        return cls(None, highest.clone(), float(state["guidance"]), GuidanceReport(**state["report"]))
 
     def sample(self, draw: Callable[..., Transitions], rows: int) -> Transitions:
         """Generate `rows` rows, the guided ones first.
@@ -157,10 +162,24 @@ def plan_for(scores: Tensor, guidance: Guidance) -> Plan:
         plan = _unguided(scores)
         return replace(plan, report=replace(plan.report, real=float(scores.mean()), chosen=float(scores.mean())))
     condition = _ranks(scores)
-    count = max(1, int(guidance.top * scores.shape[-1]))
-    highest, place = condition.topk(count, dim=-1)
+    place = _highest(condition, guidance.top)
     report = GuidanceReport(float(scores.mean()), float(scores.gather(-1, place).mean()), guidance.share)
-    return Plan(condition, highest, guidance.guidance, report)
+    return Plan(condition, condition.gather(-1, place), guidance.guidance, report)
+
+
+def _highest(condition: Tensor, top: float) -> Tensor:
+    """Numbers of the rows that count as relevant, the highest first, ``(k,)`` or ``(M, k)``.
+
+    If the last ones are equal to rows that do not count, as rewards of zero often are, only those above them do, and
+    they come more than once; unless they are very few, because a condition needs rows to be learnt from.
+    """
+    ordered, order = condition.sort(dim=-1, descending=True, stable=True)
+    n = condition.shape[-1]
+    count = max(1, int(top * n))
+    last = ordered[..., count - 1 : count]
+    above, up_to = (condition > last).sum(-1, keepdim=True), (condition >= last).sum(-1, keepdim=True)
+    used = torch.where((up_to > count) & (above >= _FEWEST * n), above, count)
+    return order.gather(-1, torch.arange(count, device=condition.device) * used // count)
 
 
 def _checked(scores: Any, real: Transitions) -> Tensor:

@@ -7,6 +7,10 @@ from torch import Tensor
 
 from synther_replay.data.transitions import Transitions
 
+_MOST_ENVIRONMENTS = 256  # that take turns in one buffer
+_SEEN_AT_ONCE = 20_000  # rows that the number of environments is found in
+_LEAST_SHARE = 0.2  # of rows that are followed by their next observation
+
 
 class Reward:
     """The reward of each row."""
@@ -35,10 +39,6 @@ class Return:
         stacked = rows[None] if rows.ndim == 2 else rows
         scores = torch.stack([_episode_returns(Transitions(transitions.spec, own)) for own in stacked])
         return scores[0] if rows.ndim == 2 else scores
-
-
-_MOST_ENVIRONMENTS = 256  # that take turns in one buffer
-_SEEN_AT_ONCE = 20_000  # rows that the number of environments is found in
 
 
 def _episode_returns(transitions: Transitions) -> Tensor:
@@ -78,9 +78,6 @@ def _environments(transitions: Transitions) -> int:
             "Return needs rows in the order of their steps"
         )
     return best
-
-
-_LEAST_SHARE = 0.2  # of rows that are followed by their next observation
 
 
 def _follows(transitions: Transitions, turns: int) -> Tensor:

@@ -261,17 +261,18 @@ class TestResuming:
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it
-    def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, tmp_path, monkeypatch, same):
+    @pytest.mark.parametrize("name", [None, "curiosity", "td_error"])
+    def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, name, tmp_path, monkeypatch, same):
         online_stand_ins.install(monkeypatch, chunk=STEPS // 2)
         monkeypatch.setattr(online_stand_ins.online_actors, "Hyperparameters", Hyperparameters)  # so kernels are used
-        gpu = torch.device("cuda", 0)
-        expected = outcome(run_through(tmp_path / "undisturbed", settings(), gpu))
+        gpu, of = torch.device("cuda", 0), settings(relevance={"name": name} if name else {})
+        expected = outcome(run_through(tmp_path / "undisturbed", of, gpu))
         assert len({point["returns"][0] for point in expected["curve"]}) > 2  # it has learnt something in between
-        stopped = run_through(tmp_path / "c", settings(), gpu, time_limit=0)
+        stopped = run_through(tmp_path / "c", of, gpu, time_limit=0)
         assert stopped.progress.step == STEPS // 2
         assert stopped.agents.replay.has_synthetic
         assert type(stopped.agents.learner.critics).__name__ == "TritonCritics"
-        assert same(outcome(run_through(tmp_path / "c", settings(), gpu)), expected)
+        assert same(outcome(run_through(tmp_path / "c", of, gpu)), expected)
 
     @pytest.mark.parametrize("algo", ["synther", "redq"])
     def test_a_killed_run_resumes_from_its_last_checkpoint(self, algo, tmp_path, undisturbed, same, monkeypatch):

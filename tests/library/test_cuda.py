@@ -18,6 +18,7 @@ from synther_replay import (
 )
 from synther_replay.diffusion import trainer as trainer_module
 from synther_replay.metrics import fidelity
+from synther_replay.relevance import Curiosity, forward_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -56,6 +57,43 @@ def test_captured_training_equals_plain_training(monkeypatch, stack):
     expected = plain.fit(transitions(stack=stack), steps=40)
     torch.testing.assert_close(captured.model.weights, plain.model.weights, rtol=1e-3, atol=1e-5)
     assert report.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_captured_curiosity_equals_plain_curiosity_and_continues_exactly(monkeypatch, stack):
+    captured, restored, plain = (Curiosity(hidden=64, seed=1) for _ in range(3))
+    captured.learn(transitions(stack=stack), 60)
+    restored.load_state_dict(captured.state_dict())
+    for curiosity in (captured, restored):
+        curiosity.learn(transitions(stack=stack), 60)
+    scores = captured.score(transitions(stack=stack))
+    assert torch.equal(restored.score(transitions(stack=stack)), scores)
+    monkeypatch.setattr(forward_model, "capture", lambda function, rng: function)
+    for _ in range(2):
+        plain.learn(transitions(stack=stack), 60)
+    torch.testing.assert_close(plain.score(transitions(stack=stack)), scores, rtol=1e-2, atol=1e-4)
+
+
+def test_a_guided_buffer_continues_exactly(tmp_path):
+    def make(seed):
+        real = RingBuffer(SPEC, 5_000, seed=seed)
+        options = {"schedule": RetrainSchedule(every=500, rows=5_000, start=500), "seed": seed}
+        relevance = {"name": "curiosity", "share": 0.5}
+        return SyntheticReplayBuffer(real, SMALL, relevance=relevance, device="cuda", **options)
+
+    def run(buffer, first, last):
+        batches = []
+        for part in range(first, last):
+            buffer.add(transitions()[part * 250 : (part + 1) * 250])
+            batches.append(buffer.sample(64).rows)
+        return batches
+
+    one, two = make(0), make(5)
+    run(one, 0, 6)
+    one.save(tmp_path / "buffer")
+    two.load(tmp_path / "buffer")
+    assert one.last_refit.relevance.share == 0.5
+    assert all(torch.equal(*pair) for pair in zip(run(one, 6, 12), run(two, 6, 12), strict=True))
 
 
 def test_bf16_learns_as_well_as_fp32():

@@ -109,9 +109,9 @@ def test_without_relevance_nothing_is_different():
 
 def test_conditions_are_ranks_so_outliers_change_nothing():
     scores = torch.tensor([3.0, 1.0, 2.0, 2.0, -1e30])
-    plan = plan_for(scores, Guidance("reward", top=0.4))
+    plan = plan_for(scores, Guidance("reward", top=0.6))
     assert plan.condition.tolist() == pytest.approx([0.9, 0.3, 0.6, 0.6, 0.1])
-    assert plan.highest.tolist() == pytest.approx([0.9, 0.6])
+    assert plan.highest.tolist() == pytest.approx([0.9, 0.6, 0.6])
     assert torch.equal(plan_for(scores.clamp(min=0) ** 5, Guidance("reward")).condition, plan.condition)
 
 
@@ -134,6 +134,15 @@ def test_runs_of_a_stack_have_ranks_of_their_own():
     plan = plan_for(torch.tensor([[1.0, 2.0], [20.0, 10.0]]), Guidance("reward", top=0.5))
     assert plan.condition.tolist() == [[0.25, 0.75], [0.75, 0.25]]
     assert plan.highest.shape == (2, 1)
+
+
+def test_rare_rewards_are_aimed_at_and_not_the_many_zeros():
+    scores = torch.zeros(2, 1_000)
+    scores[0, :100], scores[1, :3] = 1.0, 1.0
+    plan = plan_for(scores, Guidance("reward"))
+    rewarded, few = (own.unique(return_counts=True) for own in plan.highest)
+    assert [part.tolist() for part in rewarded] == [[pytest.approx(0.95)], [250]]
+    assert few[1].tolist() == [247, 3]  # three rows are too few to learn a condition from
 
 
 def test_equal_scores_guide_nothing():
