@@ -160,7 +160,11 @@ def check_corl(checkout: Path) -> None:
 
 
 def overhead(device: torch.device, corl: Path | None) -> dict[str, dict[str, Any]]:
-    """Compare with every framework that is installed, and with CORL if a checkout is given."""
+    """Compare with every framework that is installed, and with CORL if a checkout is given; in one CPU thread.
+
+    With several threads, the time of small operations depends on what else the cores do.
+    """
+    torch.set_num_threads(1)
     results = {}
     CORL.checkout = corl or Path()
     for name, pair, available in (
