@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from synther_replay.common.short_forms import checked_fields, expected_names
@@ -20,6 +20,7 @@ NAMES: dict[str, Callable[[], Relevance]] = {
     "td_error": TDError,
     "value": Value,
 }
+_NUMBERS = ("top", "guidance", "share")
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,9 @@ class Guidance:
             fields = dict(value)
             if "name" not in fields:
                 raise ValueError(f"{name}: expected the key 'name' with one of {', '.join(NAMES)}, got {fields!r}")
-            relevance = fields.pop("name")
-            known = {"top", "guidance", "share"}
-            return cls(relevance=relevance, **checked_fields(cls, fields, name, known))
-        if not isinstance(value, str | Relevance):
-            if not callable(value):
-                raise TypeError(
-                    f"{name}: expected one of {', '.join(NAMES)}, a mapping with a name, an object with the method "
-                    f"score, or a function of transitions, got {value!r}"
-                )
-            value = OfFunction(value)
-        return cls(value)
+            relevance = _relevance(fields.pop("name"), name)
+            return cls(relevance, **checked_fields(cls, fields, name, _NUMBERS))
+        return cls(_relevance(value, name))
 
     @property
     def name(self) -> str:
@@ -105,5 +98,16 @@ class Guidance:
 
     def to_json(self) -> dict[str, Any]:
         """The short form as a mapping."""
-        values = asdict(self)
-        return {"name": self.name, **{key: values[key] for key in ("top", "guidance", "share")}}
+        return {"name": self.name, **{key: getattr(self, key) for key in _NUMBERS}}
+
+
+def _relevance(value: Any, name: str) -> str | Relevance:
+    """A name, an object, or a function as an object."""
+    if isinstance(value, str) or (isinstance(value, Relevance) and not isinstance(value, type)):
+        return value
+    if not callable(value) or isinstance(value, type):
+        raise TypeError(
+            f"{name}: expected one of {', '.join(NAMES)}, a mapping with a name, an object with the method score, or a "
+            f"function of transitions, got {value!r}"
+        )
+    return OfFunction(value)

@@ -230,8 +230,8 @@ class TestShortForms:
         relevance = Reward()
         assert Guidance.of(relevance).new_relevance(0) is relevance
         assert Guidance.of({"name": relevance, "top": 0.5}) == Guidance(relevance, top=0.5)
-        own = Guidance.of(lambda transitions: transitions.rewards).new_relevance(0)
-        assert torch.equal(own.score(rows()), rows().rewards)
+        for given in (lambda transitions: transitions.rewards, {"name": lambda transitions: transitions.rewards}):
+            assert torch.equal(Guidance.of(given).new_relevance(0).score(rows()), rows().rewards)
 
     @pytest.mark.parametrize(
         ("value", "match"),
@@ -252,7 +252,8 @@ class TestShortForms:
             Guidance.of(value)
 
     def test_anything_else_is_refused(self):
-        with pytest.raises(TypeError, match="relevance"):
-            Guidance.of(3)
+        for value in (3, Curiosity):  # the class, not an object
+            with pytest.raises(TypeError, match="relevance"):
+                Guidance.of(value)
         with pytest.raises(TypeError, match="score"):
             Guidance.of({"name": 3})
