@@ -51,7 +51,8 @@ class ModelCritic:
         with self._evaluating() as model:
             if (env := model.get_vec_normalize_env()) is None:
                 return rewards
-            return torch.as_tensor(env.normalize_reward(rewards.cpu().numpy()), device=rewards.device)
+            normal: Tensor = model.replay_buffer._normalised_rewards(rewards, env)
+            return normal
 
     @staticmethod
     def _least(model: Any, observations: Any, actions: Tensor) -> Tensor:
