@@ -10,6 +10,7 @@ from scipy import stats
 from synther_replay.benchmarks import figures
 from synther_replay.benchmarks.common import statistics as aggregate
 from synther_replay.benchmarks.environments.scores import DMC_TASKS, GYM_TASKS, normalise
+from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
 from synther_replay.benchmarks.online import results as online_results
 from synther_replay.benchmarks.online.tables import time_table
@@ -377,6 +378,15 @@ def test_sac_and_sac_of_stable_baselines3_in_one_table(tmp_path, capsys, undrawn
     assert "| Hopper-v5 | **389 +- 201** (8 seeds) | 332 +- 113 (6 seeds) |" in text
     assert "different machines" in text
     assert (tmp_path / "online.png").read_bytes() == PNG
+
+
+def test_runs_of_stable_baselines3_stand_below_ours_of_as_many_updates(tmp_path):
+    for name, returns in (("synther-fast", [3.0, 5.0]), ("sac20", [1.0]), ("sb3-synther-fast", [2.0, 4.0])):
+        write(tmp_path, "HalfCheetah-v5", name, returns, steps=100_000)
+    assert online_tables._stable_baselines(tmp_path).splitlines()[2:] == [
+        "| HalfCheetah-v5 | SynthER `fast()` | 20 | 100,000 | 2 | 4 +- 1 |",
+        "| HalfCheetah-v5 | `FastSAC` with `SynthERBuffer` | 20 | 100,000 | 2 | 3 +- 1 |",
+    ]
 
 
 def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeypatch):
