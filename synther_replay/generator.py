@@ -16,6 +16,7 @@ from synther_replay.common.checks import device_or_cpu, resolve_device, whole_nu
 from synther_replay.common.short_forms import default_preset
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.calibration import Calibration
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, checked_weights
 from synther_replay.data.table import RowTable
@@ -31,6 +32,7 @@ from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoi
 __all__ = ["DiffusionGenerator", "FitJob", "FitReport"]
 
 KIND = "diffusion generator"
+_PARTS = ("outcomes", "table", "conditions", "calibration")  # of a model, in its state
 
 
 class DiffusionGenerator:
@@ -290,7 +292,7 @@ class DiffusionGenerator:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state."""
         model = self._model
-        parts = {name: None if model is None else getattr(model, name) for name in ("outcomes", "table", "conditions")}
+        parts = {name: None if model is None else getattr(model, name) for name in _PARTS}
         codec = self._new_codec() if model is None else model.codec
         return {
             "spec": self.spec.to_json(),
@@ -349,7 +351,7 @@ class DiffusionGenerator:
     def _restored(self, state: dict[str, Any], engine: Engine) -> dict[str, Any]:
         """Return the attributes that a state stands for, with tensors on the device of the engine."""
         seed, count, rejected = (whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected"))
-        conditions, outcomes, table = (state.get(name) for name in ("conditions", "outcomes", "table"))
+        outcomes, table, conditions, calibration = (state.get(name) for name in _PARTS)
         codec, device = self._new_codec(), engine.device
         codec.load_state_dict(state["codec"], device)
         if conditions is not None:
@@ -364,7 +366,9 @@ class DiffusionGenerator:
                 outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.feature_dim, device)
             if table is not None:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, condition_dim, device)
-            model = FittedModel(codec, *engine.weights(training), outcomes, table, conditions)
+            if calibration is not None:
+                calibration = Calibration.from_state(calibration, self.stack, self.spec.observation_dim, device)
+            model = FittedModel(codec, *engine.weights(training), outcomes, table, conditions, calibration)
         return {"seed": seed, "_draws": Draws(seed, count, rejected), "_training": training, "_model": model}
 
     def _checked(self, transitions: Transitions) -> Tensor:

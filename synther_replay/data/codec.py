@@ -159,6 +159,16 @@ class TransitionCodec:
         return self.statistics["levels"][..., self._reward] if self._reward in self._level_columns else None
 
     @property
+    def continuous_observations(self) -> Tensor:
+        """Numbers of the observation values that have no levels, atoms, limits or constants, now and next, ``(c,)``."""
+        s, spec = self.statistics, self.spec
+        special = s["levels"][:, :1].isfinite() | s["atoms"][:, :1].isfinite() | self._ordinal
+        special = special | (s["push_low"] > 0) | (s["push_high"] > 0) | ~s["constant"][..., : len(self._plain)].isnan()
+        is_free = torch.zeros(spec.dim, dtype=torch.bool, device=self._plain.device)
+        is_free[self._plain] = ~special.any(0).flatten()
+        return (is_free[spec.observations] & is_free[spec.next_observations]).nonzero().flatten()
+
+    @property
     def is_discrete(self) -> bool:
         """Whether `exact` is set and no column of the data is continuous."""
         return self.exact and not bool(self.statistics["levels"][:, 0].isnan().any())

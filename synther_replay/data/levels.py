@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 # A column has levels if it has at most MAX_LEVELS distinct values, on average at least ROWS_PER_LEVEL rows of each, and
-# as many rows of at least half of them. The second condition keeps a few rows of a continuous column from counting as
+# fewer rows of at most MOST_RARE of them. The second condition keeps a few rows of a continuous column from counting as
 # levels, the third a column that is 0 or 1 in nearly all rows and lies between in a few: its 0 and 1 are atoms.
-MAX_LEVELS, ROWS_PER_LEVEL = 32, 10
+MAX_LEVELS, ROWS_PER_LEVEL, MOST_RARE = 32, 10, 8
 _SCREENED = 2_048  # rows that exclude most continuous columns before the exact count
 
 
@@ -28,14 +28,10 @@ def find_levels(rows: Tensor, columns: Tensor) -> Tensor:
     few = ((some[:, 1:] != some[:, :-1]).sum(1) < most).all(0)
     for place in few.nonzero().flatten().tolist():
         found = [torch.unique(model[:, columns[place]], return_counts=True) for model in rows]
-        if all(len(values) <= most and _mostly_frequent(counts) for values, counts in found):
+        if all(len(values) <= most and (counts < ROWS_PER_LEVEL).sum() <= MOST_RARE for values, counts in found):
             for model, (values, _) in enumerate(found):
                 levels[model, : len(values), place] = values
     return levels
-
-
-def _mostly_frequent(counts: Tensor) -> bool:
-    return len(counts) == 1 or 2 * int((counts >= ROWS_PER_LEVEL).sum()) >= len(counts)
 
 
 def nearest_level(values: Tensor, levels: Tensor) -> Tensor:

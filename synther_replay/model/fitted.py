@@ -10,6 +10,7 @@ from torch import Tensor
 
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
+from synther_replay.data.calibration import Calibration
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec
 from synther_replay.data.table import RowTable
@@ -17,6 +18,7 @@ from synther_replay.errors import GenerationError
 from synther_replay.model.outcomes import OutcomeModel
 
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
+_BLOCK = 65_536  # rows that are calibrated at once, which bounds the memory
 
 # Fills codes: number of rows, seed, what to do with a chunk, conditions, guidance. See `StackSampler.draw`.
 DrawCodes = Callable[[int, int, Callable[[int, Tensor], None], Tensor | None, float], None]
@@ -48,6 +50,7 @@ class FittedModel:
         outcomes: Sets rewards with few values, and `terminated`; None if there is nothing to set.
         table: The rows themselves if no column of the data is continuous; the weights are not used then.
         conditions: Statistics of the conditions; None if the fit had none.
+        calibration: Moves generated observations to where the real ones lie; None if they lie there.
     """
 
     codec: TransitionCodec
@@ -56,6 +59,7 @@ class FittedModel:
     outcomes: OutcomeModel | None
     table: RowTable | None
     conditions: ConditionCodec | None
+    calibration: Calibration | None
 
     @property
     def condition_dim(self) -> int:
@@ -93,6 +97,10 @@ class FittedModel:
                 f"generator: {int(invalid.sum())} of {n * stack} rows are still non-finite after {_MAX_REDRAWS} "
                 "redraws; train for more steps or check the data"
             )
+        if self.calibration is not None:
+            spec = self.codec.spec
+            for block in rows.split(_BLOCK, dim=1):
+                self.calibration.apply(block, spec.observations, spec.next_observations)
         self._set_outcomes(rows, draws, is_guided=encoded is not None and guidance != 0)
         return rows
 

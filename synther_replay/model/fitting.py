@@ -15,13 +15,14 @@ from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.calibration import GENERATED_ROWS, REAL_ROWS, Calibration
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, drawn_by_weight
 from synther_replay.data.splitting import held_out_last
 from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions
 from synther_replay.diffusion.trainer import TrainingPlan, TrainingResult
-from synther_replay.errors import NotFittedError
+from synther_replay.errors import GenerationError, NotFittedError
 from synther_replay.model.engine import Engine, Training
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
@@ -67,6 +68,7 @@ class FitData(NamedTuple):
     held_out: int  # number of held-out rows
     outcomes: Outcomes | None
     number: Tensor  # number of each row's outcome, (M, n)
+    observations: Tensor  # some of the real observations, (M, n, O), to calibrate generated ones; none without `exact`
 
     @classmethod
     def of(
@@ -99,18 +101,20 @@ class FitData(NamedTuple):
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
         nothing = rows.new_empty(len(rows), 0, dtype=torch.long)
         if codec.is_discrete:
-            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing)
+            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, nothing)
         codes = codec.encode(rows, order)
         if encoded is not None:
             codes = torch.cat((codes, encoded if order is None else take_rows(encoded, order)), dim=-1)
-        outcomes, number = None, nothing
+        outcomes, number, observations = None, nothing, nothing
         if config.exact:
             spec = codec.spec
+            some = torch.randperm(rows.shape[1], generator=generator_for("cpu", seed, 8))[:REAL_ROWS]
+            observations = rows[:, some.to(rows.device), spec.observations]
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
             if found.shares.shape[1] > 1:
                 outcomes, number = found, number if order is None else number.gather(1, order)
-        return cls(codec, conditions, None, codes, held_out, outcomes, number)
+        return cls(codec, conditions, None, codes, held_out, outcomes, number, observations)
 
 
 class FitJob:
@@ -187,7 +191,8 @@ class FitJob:
             result, training = self._train(data)
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
-        self.model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions)
+        model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None)
+        self.model = replace(model, calibration=self._calibrate(model, data.observations, training["fits"]))
         self.training, self._data = training, None
         held = result.held_out_loss
         return FitReport(
@@ -225,6 +230,17 @@ class FitJob:
                 bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
 
             return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
+
+    def _calibrate(self, model: FittedModel, real: Tensor, fits: int) -> Calibration | None:
+        columns = model.codec.continuous_observations
+        if not real.numel() or not len(columns):
+            return None
+        draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are
+        try:
+            generated = self.engine.draw(model, GENERATED_ROWS, draws, None, 1.0)
+        except GenerationError:  # for `sample` to raise
+            return None
+        return Calibration.of(real, generated[..., model.codec.spec.observations], columns)
 
     def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
         if data.outcomes is None:
