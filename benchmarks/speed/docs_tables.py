@@ -57,13 +57,18 @@ def core_table(gpu: Measured, machine: str = "one H200") -> str:
         machine: Name of the machine.
     """
     step, generation, buffer = gpu[_STEP], gpu[_GENERATION], gpu["buffer, batch 256, r = 0.5"]
-    fast, refit = gpu["generation, fast"], gpu["refit, fast, warm"]
+    fast, refit, conditions = gpu["generation, fast"], gpu["refit, fast, warm"], gpu["conditions, fast"]
     training = f"training step, batch 256, {step['parameters'] / 1e6:.1f}M parameters"
     rows = [
         [training, _ms(step, "published_ms"), _ms(step, "ms"), _times(step)],
         ["1M rows with `paper()`", _s(generation, "published_s"), _s(generation, "s"), _times(generation)],
         ["training step of eight models at once", None, _ms(gpu["training step, M = 8, batch 256"], "ms"), None],
         ["1M rows with `fast()`", None, _s(fast, "s"), None],
+        ["the same at a condition", None, _s(conditions, "conditioned_sample_s"), None],
+        ["the same at a condition, guidance 2", None, _s(conditions, "guided_sample_s"), None],
+        ["training step of `fast()`", None, _ms(conditions, "plain_step_ms"), None],
+        ["the same with a condition", None, _ms(conditions, "conditioned_step_ms"), None],
+        ["the same with weights", None, _ms(conditions, "weighted_step_ms"), None],
         [f"warm refit of `fast()` and its {refit['rows']:,} rows", None, _s(refit, "s"), None],
         ["`buffer.sample(256)`, half synthetic", None, f"{buffer['sample_us']:.0f} us", None],
         ["one gather of the same number of rows", None, f"{buffer['one_gather_us']:.0f} us", None],
