@@ -10,6 +10,7 @@ import numpy as np
 
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.environments.scores import TASKS
+from synther_replay.benchmarks.online.published import DMC_AGENTS, GYM_AGENTS, beside_ours, sources
 from synther_replay.benchmarks.online.results import SUBJECT, Run, compare_runs, read_run, read_runs
 from synther_replay.benchmarks.online.tables import interval_cell, score_table
 
@@ -62,6 +63,7 @@ def tables(results: Path) -> dict[str, str]:
         "online-aggregate": _aggregate(runs),
         "online-seeds": _other_seeds(main),
         "online-paper": _early(main, "HalfCheetah-v5", ("sac20", "redq", OTHER_SEEDS, "synther-paper")),
+        "online-published": _published(runs),
         "online-versions": _versions(main),
         "online-ablation": _ablation(results / "online" / "ablation"),
         "online-sb3": _stable_baselines(main),
@@ -110,6 +112,13 @@ def _early(main: Path, task: str, names: Sequence[str]) -> str:
     runs = read_runs(main, tasks=(task,), algorithms=names)
     rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", _returns(run, EARLY_STEP)] for run in runs]
     return markdown_table((f"{task}, {EARLY_STEP:,} steps", "seeds", "return"), rows)
+
+
+def _published(runs: Sequence[Run]) -> str:
+    """What other agents have published, beside our runs, and the sources."""
+    ours = [run for run in runs if run.algorithm == SUBJECT]
+    tables = [beside_ours(agents, ours, STEP, TITLES[SUBJECT]) for agents in (GYM_AGENTS, DMC_AGENTS)]
+    return "\n\n".join((*tables, sources((*GYM_AGENTS, *DMC_AGENTS))))
 
 
 def _versions(main: Path) -> str:
