@@ -26,11 +26,20 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, time_limit_note: str = "") -> None:
-    """Add time limit, checkpoint interval, worker processes and device; the note is appended to --time-limit."""
+def add_run_options(parser: argparse.ArgumentParser, *, time_limit_note: str = "", checkpoints: bool = True) -> None:
+    """Add time limit, checkpoint interval, worker processes and device.
+
+    Args:
+        parser: Parser of the command line.
+        time_limit_note: Appended to the help of --time-limit.
+        checkpoints: Whether the run saves checkpoints.
+    """
     note = f"; {time_limit_note}" if time_limit_note else ""
     parser.add_argument("--time-limit", type=duration, help=f"seconds after which the run saves and stops{note}")
-    parser.add_argument("--checkpoint-every", type=duration, default=120.0, help="seconds between checkpoints (120)")
+    if checkpoints:
+        parser.add_argument(
+            "--checkpoint-every", type=duration, default=120.0, help="seconds between checkpoints (120)"
+        )
     parser.add_argument("--workers", type=int, help="CPU cores for environments and evaluation (default: all)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto: a GPU if there is one)")
 

@@ -23,10 +23,11 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import torch
@@ -47,14 +48,55 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
 RESULTS = Path("results", "online")
 
 
-def checkpoints(path: Path, settings: Settings) -> dict[int, Path]:
+class RunSettings(Protocol):
+    """What is asked of the settings of a run."""
+
+    @property
+    def env(self) -> str:
+        """Name of the task."""
+
+    @property
+    def name(self) -> str:
+        """Algorithm and variant, used as file name."""
+
+    @property
+    def preset(self) -> str | None:
+        """Preset of the generator; None without one."""
+
+    @property
+    def first_seed(self) -> int:
+        """Seed of the first agent."""
+
+    @property
+    def seeds(self) -> int:
+        """Number of agents."""
+
+    @property
+    def steps(self) -> int:
+        """Environment steps per agent."""
+
+    @property
+    def utd(self) -> float:
+        """Gradient steps per environment step."""
+
+    @property
+    def device(self) -> str:
+        """Device of the learner."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that the result depends on, as JSON values."""
+
+
+def checkpoints(path: Path, settings: RunSettings) -> dict[int, Path]:
     """Checkpoint of each seed, next to the result."""
     seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
     return {seed: path.with_name(f".{path.stem}-{seed}.checkpoint") for seed in seeds}
 
 
-def run_to_file(path: Path, settings: Settings, workers: int, **limits: Any) -> list[Progress]:
-    """Run all seeds in `workers` processes; write the result if all are finished."""
+def run_to_file(
+    train: Callable[..., Progress], path: Path, settings: RunSettings, workers: int, **limits: Any
+) -> list[Progress]:
+    """Run `train` for all seeds in `workers` processes; write the result if all are finished."""
     started = time.monotonic()
     files = checkpoints(path, settings)
     with WorkerPool(min(settings.seeds, workers)) as pool:
@@ -68,7 +110,7 @@ def run_to_file(path: Path, settings: Settings, workers: int, **limits: Any) -> 
     return agents
 
 
-def result_of(settings: Settings, seeds: list[int], agents: list[Progress]) -> dict[str, Any]:
+def result_of(settings: RunSettings, seeds: list[int], agents: list[Progress]) -> dict[str, Any]:
     """The result as JSON values."""
     steps = sorted(agents[0].returns)
     curve = [{"step": step, "returns": [round(agent.returns[step], 2) for agent in agents]} for step in steps]
@@ -130,15 +172,27 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Command line."""
     args = parse()
-    settings = args.settings
-    path = args.out / settings.env / f"{settings.name}.json"
+    limits = {"time_limit": args.time_limit, "checkpoint_every": args.checkpoint_every}
+    return run(train, args.settings, args.out, args.workers, **limits)
+
+
+def run(train: Callable[..., Progress], settings: RunSettings, out: Path, workers: int, **limits: Any) -> int:
+    """Train all agents and report; returns the exit status.
+
+    Args:
+        train: Trains one agent, given settings, seed, its checkpoint, `started` and the limits.
+        settings: Settings of the run.
+        out: Folder of the results.
+        workers: Number of processes.
+        limits: Passed on to `train`.
+    """
+    path = out / settings.env / f"{settings.name}.json"
     try:
         if is_done(path, settings):
             print(f"{path}: already exists")
             return 0
         make_folder_of(path)
-        limits = {"time_limit": args.time_limit, "checkpoint_every": args.checkpoint_every}
-        agents = run_to_file(path, settings, args.workers, **limits)
+        agents = run_to_file(train, path, settings, workers, **limits)
     except (ValueError, OSError) as error:
         return exit_with_error(2, error)
     except KeyboardInterrupt:
@@ -156,7 +210,7 @@ def main() -> int:
     return 0
 
 
-def _hint(path: Path, settings: Settings) -> str:
+def _hint(path: Path, settings: RunSettings) -> str:
     files = list(checkpoints(path, settings).values())
     return resume_hint(next((file for file in files if file.exists()), files[0]))
 

@@ -1,0 +1,31 @@
+"""Table of DQN with and without synthetic rows, from results of `peers.sb3_dqn`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
+from synther_replay.benchmarks.online.results import read_run
+
+_PLAIN, _SYNTHETIC = "dqn", "synther-dqn"
+HEADER = ("task", "updates per step", "steps", "seeds", "return", "DQN", "with `SynthERBuffer`")
+
+
+def table(folder: Path) -> str:
+    """Two rows per task and number of updates: the last evaluation, and the mean over all.
+
+    Args:
+        folder: Folder with a folder of result files per task; those with and without synthetic rows come in pairs.
+    """
+    rows = []
+    for plain_path in sorted(folder.glob(f"*/{_PLAIN}*.json")):
+        plain = read_run(plain_path)
+        other = read_run(plain_path.with_name(plain_path.name.replace(_PLAIN, _SYNTHETIC, 1)))
+        if (plain.returns.shape, plain.budget) != (other.returns.shape, other.budget):
+            raise ValueError(f"{other.path}: expected as many seeds, steps and evaluations as {plain.path} has")
+        utd = json.loads(plain_path.read_text(encoding="utf-8"))["utd"]
+        run = [plain.task, utd, f"{plain.budget:,}", len(plain.returns)]
+        rows.append([*run, "last", *(mean_and_spread(r.returns[:, -1].tolist()) for r in (plain, other))])
+        rows.append([*run, "mean of the curve", *(mean_and_spread(r.returns.mean(1).tolist()) for r in (plain, other))])
+    return markdown_table(HEADER, rows)
