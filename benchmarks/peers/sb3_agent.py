@@ -19,6 +19,7 @@ from synther_replay import RetrainSchedule
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer
 from synther_replay.adapters.sb3.policies import LayerNormMlpPolicy
 from synther_replay.benchmarks.agents.evaluation import mean_return
+from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.agents.policy import Policy
 from synther_replay.benchmarks.common.generator_settings import PRESETS, build_generator_config
 from synther_replay.benchmarks.common.resumable import run_until, save_state, saved_state
@@ -148,6 +149,7 @@ def train(
         checkpoint_every: Seconds between checkpoints.
     """
     torch.set_num_threads(1)
+    choose_precision(torch.device(settings.device))  # that of our learner
     progress, before = Progress(), 0.0
     if checkpoint.exists():
         state = saved_state(checkpoint, KIND, settings)
