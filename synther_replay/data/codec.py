@@ -34,8 +34,10 @@ from torch import Tensor
 from synther_replay.common.stacks import take_rows
 from synther_replay.data.atoms import MAX_ATOMS, close_gaps, find_atoms, gap_widths, open_gaps
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
+from synther_replay.data.squashing import squash, unsquashed
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
 from synther_replay.data.standardisation import Standardisation, plausible_range
+from synther_replay.data.terminal_rewards import find_shift, no_shift, restored, shifted
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.errors import CheckpointError
 
@@ -46,14 +48,9 @@ _PILE_DISTANCE = 0.5  # ... which is moved outwards by this many standard deviat
 # Unclipped floating-point values hardly ever repeat.
 _LIMIT_ROWS = 10
 _LIMIT_SHARE = 0.001
-# An action at or beyond this fraction of the way from the centre to its bound counts as on the bound.
-_SQUASHED = 1 - 1e-6
-# atanh of it in float32, minus one unit in the last place for differences in rounding between devices.
-_UNSQUASHED_END = float(np.nextafter(np.float32(np.arctanh(_SQUASHED)), np.float32(0)))
 _WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
 _BLOCK = 65_536  # rows encoded at once, over all models
 _LARGEST_RAW_REWARD = 3.0  # standard deviation up to which rewards can stay un-normalised; the model's data has 1
-_TERMINAL_ROWS = 10  # with fewer terminated rows the mean of their rewards is mostly noise
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
 _EXACT_STATISTICS = ("levels", "terminal", "atoms", "gap")
 
@@ -130,7 +127,7 @@ class TransitionCodec:
             self.statistics["levels"] = find_levels(rows, self._plain)
             self._index_columns()
             if self._reward not in self._level_columns:
-                self.statistics["terminal"] = self._terminal_statistics(rows)
+                self.statistics["terminal"] = find_shift(*self._rewards(rows))
             self.statistics |= self._atom_statistics(self._plain_values(some))
             self._index_columns()
 
@@ -201,7 +198,7 @@ class TransitionCodec:
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        plain = self._squash(self._at_gaps(close_gaps, plain))
+        plain = squash(self._at_gaps(close_gaps, plain), self._squashed, self._low, self._high)
         for column in self._level_columns:
             levels = s["levels"][..., column]
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
@@ -216,10 +213,7 @@ class TransitionCodec:
 
     def restore_terminal_rewards(self, rows: Tensor) -> None:
         """Undo the shift of rewards in terminated rows ``(M, n, dim)``, in place."""
-        gain, shift, low, high = self.statistics["terminal"].unbind(-1)
-        rewards, terminated = rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start] > 0.5
-        restored = ((rewards - shift) / gain).clamp(low, high)
-        rows[..., self.spec.rewards.start] = torch.where(terminated, restored, rewards)
+        rows[..., self.spec.rewards.start] = restored(*self._rewards(rows), self.statistics["terminal"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the statistics."""
@@ -253,7 +247,7 @@ class TransitionCodec:
         kind: dict[str, Any] = {"dtype": torch.float32, "device": self._plain.device}
         return {
             "levels": torch.full((stack, MAX_LEVELS, columns), torch.nan, **kind),
-            "terminal": torch.tensor([1.0, 0.0, -torch.inf, torch.inf], **kind).repeat(stack, 1, 1),
+            "terminal": no_shift(stack, self._plain.device),
             "atoms": torch.full((stack, MAX_ATOMS, columns), torch.inf, **kind),
             "gap": torch.zeros(stack, 1, columns, **kind),
         }
@@ -281,10 +275,15 @@ class TransitionCodec:
     def _plain_values(self, rows: Tensor) -> Tensor:
         """Values of the plain columns before standardisation, ``(M, n, columns)``, a copy."""
         plain = self._unsquashed(rows[..., self._plain])
-        gain, shift, *_ = self.statistics["terminal"].unbind(-1)
-        rewards, terminated = plain[..., self._reward], rows[..., self.spec.terminated.start] > 0.5
-        plain[..., self._reward] = torch.where(terminated, rewards * gain + shift, rewards)
+        plain[..., self._reward] = shifted(*self._rewards(rows), self.statistics["terminal"])
         return self._at_gaps(open_gaps, plain)
+
+    def _unsquashed(self, plain: Tensor) -> Tensor:
+        return unsquashed(plain, self._squashed, self._low, self._high)
+
+    def _rewards(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rewards and termination flags, ``(M, n)`` each."""
+        return rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start] > 0.5
 
     def _at_gaps(self, change: Callable[[Tensor, Tensor, Tensor], Tensor], plain: Tensor) -> Tensor:
         """Open or close the gaps at the atoms of plain values, in place."""
@@ -367,53 +366,10 @@ class TransitionCodec:
         mean[..., self._reward], scale[..., self._reward] = 0.0, 1.0
         return Standardisation(mean, scale, low, high)
 
-    def _terminal_statistics(self, rows: Tensor) -> Tensor:
-        """Gain, shift and range of the rewards of terminated rows, ``(M, 1, 4)``; 1, 0 and infinite without a shift."""
-        rewards, terminated = rows[..., self.spec.rewards.start].double(), rows[..., self.spec.terminated.start] > 0.5
-        found = self.statistics["terminal"].clone()
-        for model in range(len(rows)):
-            ended, others = rewards[model, terminated[model]], rewards[model, ~terminated[model]]
-            if min(len(ended), len(others)) >= _TERMINAL_ROWS:
-                (centre, spread), (other_centre, other_spread) = map(_centre_and_spread, (ended, others))
-                gain = other_spread / spread if min(spread, other_spread) > 0 else torch.ones_like(spread)
-                found[model, 0] = torch.stack((gain, other_centre - centre * gain, ended.min(), ended.max()))
-        return found
-
-    def _unsquashed(self, plain: Tensor) -> Tensor:
-        """Map the `_squashed` columns of values ``(..., columns)`` through atanh."""
-        if not len(self._squashed):
-            return plain
-        plain, low, high = plain.clone(), *self._bounds_of_squashed()
-        share = (2 * plain[..., self._squashed].double() - (low + high)) / (high - low)
-        plain[..., self._squashed] = share.clamp(-_SQUASHED, _SQUASHED).atanh().float()
-        return plain
-
-    def _squash(self, plain: Tensor) -> Tensor:
-        """Inverse of `_unsquashed`, in place; values that count as on a bound become exactly the bound."""
-        if not len(self._squashed):
-            return plain
-        low, high = self._bounds_of_squashed()
-        before = plain[..., self._squashed]
-        share = torch.where(before.abs() >= _UNSQUASHED_END, before.sign(), before.double().tanh())
-        plain[..., self._squashed] = ((low + high + share * (high - low)) / 2).clamp(low, high).float()
-        return plain
-
-    def _bounds_of_squashed(self) -> tuple[Tensor, Tensor]:
-        """Bounds in float64: actions may be small compared to their bounds."""
-        return self._low[self._squashed].double(), self._high[self._squashed].double()
-
     def _move_to(self, device: torch.device) -> None:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
-
-
-def _centre_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of values ``(n,)`` without outliers; a spread of rounding errors counts as 0."""
-    low, high = plausible_range(x[None, :, None])
-    inner = x.clamp(low.flatten(), high.flatten())
-    spread, centre = torch.std_mean(inner, correction=0)
-    return centre, torch.where(spread > 1e-5 * inner.abs().max(), spread, 0.0)
 
 
 def _sample_of(rows: int, device: torch.device) -> slice | Tensor:
