@@ -66,6 +66,7 @@ def tables(results: Path) -> dict[str, str]:
         "online-published": _published(runs),
         "online-versions": _versions(main),
         "online-ablation": _ablation(results / "online" / "ablation"),
+        "online-guided": _guided(results / "online" / "guided"),
         "online-sb3": _stable_baselines(main),
         "goals-arm": _goals(results / "online" / "goals" / "arm.json"),
     }
@@ -134,6 +135,19 @@ def _versions(main: Path) -> str:
                 before, after = map(read_run, paths)
                 rows += [[task, seeds, f"{step:,}", _returns(before, step), _returns(after, step)] for step in _STEPS]
     return markdown_table(("task", "seeds", "steps", "version 0.2", "with `exact`"), rows)
+
+
+def _guided(folder: Path) -> str:
+    """Runs with and without guided generation, the latter first, and what each cost."""
+    rows = []
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent, len(path.stem))):
+        run, settings = read_run(path), json.loads(path.read_text(encoding="utf-8"))["settings"]
+        used = sum(run.wall_seconds[part] for part in ("fit", "generate")) / run.wall_seconds["total"]
+        relevance = (settings.get("relevance") or {"name": "-"})["name"]
+        rows.append(
+            [run.task, settings["critic"], relevance, len(run.returns), _returns(run, run.budget), f"{used:.0%}"]
+        )
+    return markdown_table(("task", "critics", "relevance", "seeds", "return", "time in generator"), rows)
 
 
 def _stable_baselines(main: Path) -> str:
