@@ -19,13 +19,16 @@ def table(folder: Path) -> str:
         folder: Folder with a folder of result files per task; those with and without synthetic rows come in pairs.
     """
     rows = []
-    for plain_path in sorted(folder.glob(f"*/{_PLAIN}*.json")):
-        plain = read_run(plain_path)
-        other = read_run(plain_path.with_name(plain_path.name.replace(_PLAIN, _SYNTHETIC, 1)))
+    for path in sorted(folder.glob(f"*/{_PLAIN}*.json"), key=lambda path: (path.parent.name, _updates(path))):
+        plain, other = read_run(path), read_run(path.with_name(path.name.replace(_PLAIN, _SYNTHETIC, 1)))
         if (plain.returns.shape, plain.budget) != (other.returns.shape, other.budget):
             raise ValueError(f"{other.path}: expected as many seeds, steps and evaluations as {plain.path} has")
-        utd = json.loads(plain_path.read_text(encoding="utf-8"))["utd"]
-        run = [plain.task, utd, f"{plain.budget:,}", len(plain.returns)]
+        run = [plain.task, _updates(path), f"{plain.budget:,}", len(plain.returns)]
         rows.append([*run, "last", *(mean_and_spread(r.returns[:, -1].tolist()) for r in (plain, other))])
         rows.append([*run, "mean of the curve", *(mean_and_spread(r.returns.mean(1).tolist()) for r in (plain, other))])
     return markdown_table(HEADER, rows)
+
+
+def _updates(path: Path) -> float:
+    """Gradient steps per environment step of a result."""
+    return float(json.loads(path.read_text(encoding="utf-8"))["utd"])

@@ -162,6 +162,14 @@ def test_a_result_is_one_of_the_online_benchmark_and_has_a_table(call_main, monk
     ]
 
 
+def test_runs_are_listed_by_their_updates(tmp_path):
+    for name, updates in (("dqn", 0.5), ("dqn-4x", 2.0)):
+        for prefix in ("", "synther-"):
+            _result(tmp_path / "CartPole-v1" / f"{prefix}{name}.json", [5, 7], utd=updates)
+    rows = discrete.table(tmp_path).splitlines()[2:]
+    assert [row.split(" | ")[1] for row in rows] == ["0.5", "0.5", "2", "2"]
+
+
 def test_runs_that_do_not_compare_are_refused(tmp_path):
     folder = tmp_path / "CartPole-v1"
     _result(folder / "dqn.json", [5, 7])
