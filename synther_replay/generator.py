@@ -121,7 +121,7 @@ class DiffusionGenerator:
                 return. The model learns rows with and without it. None: no conditions.
             weights: How much each row counts, ``(n,)``, at least 0. None: all the same.
             steps: Gradient steps, rounded up to a multiple of `average_every`. None: as configured.
-            max_seconds: Time limit of the training steps, without the outcome model. None: as configured.
+            max_seconds: Time limit of training steps and calibration, without the outcome model. None: as configured.
             from_scratch: Whether to start from new weights. None: as configured. The first fit always does, and one
                 whose conditions have another number of values than those of the last.
             progress: Whether to show a progress bar. None: only in a terminal.

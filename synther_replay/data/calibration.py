@@ -16,11 +16,11 @@ from torch import Tensor
 
 from synther_replay.errors import CheckpointError
 
-GENERATED_ROWS, REAL_ROWS = 8_192, 16_384  # rows that are compared, per model
+GENERATED_ROWS, REAL_ROWS = 4_096, 16_384  # rows that are compared, per model
 _QUANTILES = 128
-_LEAST_ROWS = 8 * _QUANTILES  # with fewer real rows, quantiles would be the values of single rows
-# Columns whose distribution functions differ by more than this are calibrated; three times what chance makes of so many
-# rows, so that a column that is right stays as it is.
+LEAST_ROWS = 8 * _QUANTILES  # with fewer real rows, quantiles would be the values of single rows
+_COMPARED = 64  # rows in which two columns are equal if one is a copy of the other
+# Columns whose distribution functions differ by more than this are calibrated. Chance alone makes 0.02 of so many rows.
 _TOLERANCE = 0.03
 _FARTHEST = 0.2  # standard deviations
 
@@ -35,14 +35,12 @@ class Calibration(NamedTuple):
 
     @classmethod
     def of(cls, real: Tensor, generated: Tensor, columns: Tensor) -> Calibration | None:
-        """Compare some columns of real and generated observations, both ``(M, n, O)``.
+        """Compare real and generated observations, both ``(M, n, c)``, of columns ``(c,)``.
 
         Returns:
-            The calibration of the columns that differ; None if there are none, or too few rows to tell.
+            The calibration of the columns that differ; None if there are none.
         """
-        if real.shape[1] < _LEAST_ROWS:
-            return None
-        real, generated = (part[..., columns].mT.contiguous().sort(-1).values for part in (real, generated))
+        real, generated = (part.mT.contiguous().sort(-1).values for part in (real, generated))
         share = torch.linspace(0, 1, _QUANTILES, device=real.device)
         of_real, of_generated = (_quantiles(part, share) for part in (real, generated))
         inner = of_real[..., 1:-1].contiguous()
@@ -58,7 +56,9 @@ class Calibration(NamedTuple):
         """Move observations and next observations of rows ``(M, n, dim)``, in place."""
         here, there = (self.columns + part.start for part in (observations, next_observations))
         values = rows[..., here].mT.contiguous()
-        upper = torch.searchsorted(self.generated, values).clamp(1, _QUANTILES - 1)
+        # The middle of equal quantiles: a pile of generated values stays in the middle of where it belongs.
+        upper = torch.searchsorted(self.generated, values) + torch.searchsorted(self.generated, values, right=True)
+        upper = (upper // 2).clamp(1, _QUANTILES - 1)
         (x0, x1), (y0, y1) = (
             (table.gather(-1, upper - 1), table.gather(-1, upper)) for table in (self.generated, self.real)
         )
@@ -89,6 +89,17 @@ class Calibration(NamedTuple):
             raise CheckpointError("state: calibration: values are not finite, or distances negative")
         values = (state[name].to(device, torch.float32, copy=True) for name in shapes)
         return cls(columns.to(device, copy=True), *values)
+
+
+def without_copies(columns: Tensor, observations: Tensor, next_observations: Tensor) -> Tensor:
+    """Return those of the columns ``(c,)`` that are no copies of others, given real rows ``(M, n, O)``.
+
+    In stacked frames, or with a goal that repeats a part of the state, one shift for each column would part the copies.
+    """
+    some = torch.cat((observations[:, :_COMPARED], next_observations[:, :_COMPARED]), -1).flatten(0, 1).T
+    _, number, counts = torch.unique(some, dim=0, return_inverse=True, return_counts=True)
+    is_copied = (counts[number] > 1).view(2, -1).any(0)
+    return columns[~is_copied[columns]]
 
 
 def _quantiles(ascending: Tensor, share: Tensor) -> Tensor:

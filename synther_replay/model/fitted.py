@@ -18,7 +18,7 @@ from synther_replay.errors import GenerationError
 from synther_replay.model.outcomes import OutcomeModel
 
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
-_BLOCK = 65_536  # rows that are calibrated at once, which bounds the memory
+_BLOCK = 65_536  # rows that are calibrated at once, over all models, which bounds the memory
 
 # Fills codes: number of rows, seed, what to do with a chunk, conditions, guidance. See `StackSampler.draw`.
 DrawCodes = Callable[[int, int, Callable[[int, Tensor], None], Tensor | None, float], None]
@@ -99,7 +99,7 @@ class FittedModel:
             )
         if self.calibration is not None:
             spec = self.codec.spec
-            for block in rows.split(_BLOCK, dim=1):
+            for block in rows.split(max(1, _BLOCK // len(rows)), dim=1):
                 self.calibration.apply(block, spec.observations, spec.next_observations)
         self._set_outcomes(rows, draws, is_guided=encoded is not None and guidance != 0)
         return rows

@@ -15,7 +15,7 @@ from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
-from synther_replay.data.calibration import GENERATED_ROWS, REAL_ROWS, Calibration
+from synther_replay.data.calibration import GENERATED_ROWS, LEAST_ROWS, REAL_ROWS, Calibration, without_copies
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, drawn_by_weight
 from synther_replay.data.splitting import held_out_last
@@ -68,7 +68,8 @@ class FitData(NamedTuple):
     held_out: int  # number of held-out rows
     outcomes: Outcomes | None
     number: Tensor  # number of each row's outcome, (M, n)
-    observations: Tensor  # some of the real observations, (M, n, O), to calibrate generated ones; none without `exact`
+    calibrated: Tensor  # numbers of the observation values that can be calibrated, (c,)
+    observations: Tensor  # some real rows of these, (M, n, c)
 
     @classmethod
     def of(
@@ -101,20 +102,24 @@ class FitData(NamedTuple):
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
         nothing = rows.new_empty(len(rows), 0, dtype=torch.long)
         if codec.is_discrete:
-            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, nothing)
+            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, nothing, nothing)
         codes = codec.encode(rows, order)
         if encoded is not None:
             codes = torch.cat((codes, encoded if order is None else take_rows(encoded, order)), dim=-1)
-        outcomes, number, observations = None, nothing, nothing
+        outcomes, number, calibrated, observations = None, nothing, nothing, nothing
         if config.exact:
             spec = codec.spec
-            some = torch.randperm(rows.shape[1], generator=generator_for("cpu", seed, 8))[:REAL_ROWS]
-            observations = rows[:, some.to(rows.device), spec.observations]
+            if rows.shape[1] >= LEAST_ROWS:
+                some = torch.randperm(rows.shape[1], generator=generator_for("cpu", seed, 8))[:REAL_ROWS]
+                sample = rows[:, some.to(rows.device)]
+                now, following = sample[..., spec.observations], sample[..., spec.next_observations]
+                calibrated = without_copies(codec.continuous_observations, now, following)
+                observations = now[..., calibrated]
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
             if found.shares.shape[1] > 1:
                 outcomes, number = found, number if order is None else number.gather(1, order)
-        return cls(codec, conditions, None, codes, held_out, outcomes, number, observations)
+        return cls(codec, conditions, None, codes, held_out, outcomes, number, calibrated, observations)
 
 
 class FitJob:
@@ -187,12 +192,16 @@ class FitJob:
         begun, data, engine = time.monotonic(), self._data, self.engine
         assert data is not None  # until there is a report
         result, training, outcomes = TrainingResult((0.0,) * engine.stack, None, 0, False), dict(self._start), None
+        spent = 0.0
         if data.table is None:
             result, training = self._train(data)
+            spent = time.monotonic() - begun
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
         model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None)
-        self.model = replace(model, calibration=self._calibrate(model, data.observations, training["fits"]))
+        if data.calibrated.numel() and self._has_time_to_calibrate(result.steps, spent):
+            model = replace(model, calibration=self._calibrate(model, data, training["fits"]))
+        self.model = model
         self.training, self._data = training, None
         held = result.held_out_loss
         return FitReport(
@@ -231,16 +240,23 @@ class FitJob:
 
             return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
 
-    def _calibrate(self, model: FittedModel, real: Tensor, fits: int) -> Calibration | None:
-        columns = model.codec.continuous_observations
-        if not real.numel() or not len(columns):
-            return None
+    def _has_time_to_calibrate(self, steps: int, seconds: float) -> bool:
+        """Whether the time limit allows the rows that a calibration needs, given the time of the training."""
+        limit, config = self._plan.max_seconds, self.engine.config
+        if limit is None or not steps:
+            return limit is None
+        # A training step computes about three times what an evaluation of as many rows does.
+        one_row = seconds / (3 * steps * self._plan.batch_size)
+        return seconds + one_row * GENERATED_ROWS * config.sampling_steps <= limit
+
+    def _calibrate(self, model: FittedModel, data: FitData, fits: int) -> Calibration | None:
         draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are
         try:
-            generated = self.engine.draw(model, GENERATED_ROWS, draws, None, 1.0)
+            rows = self.engine.draw(model, GENERATED_ROWS, draws, None, 1.0)
         except GenerationError:  # for `sample` to raise
             return None
-        return Calibration.of(real, generated[..., model.codec.spec.observations], columns)
+        generated = rows[..., model.codec.spec.observations][..., data.calibrated]
+        return Calibration.of(data.observations, generated, data.calibrated)
 
     def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
         if data.outcomes is None:

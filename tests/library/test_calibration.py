@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
-from synther_replay.data.calibration import Calibration
+from synther_replay.data.calibration import Calibration, without_copies
 from synther_replay.errors import CheckpointError
 
 BOX = gym.spaces.Box
@@ -52,8 +52,22 @@ def test_equal_distributions_are_left_alone() -> None:
     assert Calibration.of(normal(seed=0), normal(seed=1), EVERY) is None
 
 
-def test_a_few_real_rows_are_not_imitated() -> None:
-    assert Calibration.of(normal(500), normal() + 1, EVERY) is None
+def test_a_pile_of_generated_values_moves_to_its_middle() -> None:
+    real, generated = normal(seed=0), normal(seed=1).clamp(-1.5, 1.5)
+    moved = apply(Calibration.of(real, generated, EVERY), rows_of(generated))[..., SPEC.observations]
+    ends = [float(moved[..., 0].min()), float(moved[..., 0].max())]
+    assert ends[0] == pytest.approx(-ends[1], abs=0.1)
+
+
+def test_copies_are_left_alone() -> None:
+    first = normal()
+    stacked = torch.cat((first, first.roll(1, 1)), -1)  # frames of now and of before
+    following = torch.cat((first.roll(-1, 1), first), -1)
+    every = torch.arange(4)
+    assert without_copies(every, stacked, following).tolist() == []
+    assert without_copies(every, stacked, following + 1).tolist() == every.tolist()
+    repeated = torch.cat((first, first[..., :1]), -1)  # a goal that repeats a part of the state
+    assert without_copies(torch.arange(3), repeated, repeated + 1).tolist() == [1]
 
 
 def test_spread_values_are_brought_together_again() -> None:
@@ -106,13 +120,13 @@ def test_repeated_generated_values_move_to_finite_ones() -> None:
     assert bool(apply(calibration, rows_of(torch.zeros(1, 10, 2))).isfinite().all())
 
 
-def fitted(**changes: object) -> tuple[DiffusionGenerator, Transitions]:
+def fitted(rows: int = 8_000, **changes: object) -> tuple[DiffusionGenerator, Transitions]:
     """A generator that was trained too briefly to keep crowded values together."""
-    rows = rows_of(crowded(0, 0.001))
-    rows[..., SPEC.actions] = normal(seed=2)[..., :1].clamp(-1, 1)
-    rows[..., SPEC.next_observations] += 0.1 * normal(seed=3)
-    rows[..., SPEC.rewards] = rows[..., :1]
-    real = Transitions(SPEC, rows[0])
+    table = rows_of(crowded(0, 0.001))
+    table[..., SPEC.actions] = normal(seed=2)[..., :1].clamp(-1, 1)
+    table[..., SPEC.next_observations] += 0.1 * normal(seed=3)
+    table[..., SPEC.rewards] = table[..., :1]
+    real = Transitions(SPEC, table[0, :rows])
     config = GeneratorConfig.tiny(width=64, depth=1, steps=600, sampling_steps=8, patience=None, **changes)
     generator = DiffusionGenerator(SPEC, config, device="cpu")
     generator.fit(real)
@@ -125,6 +139,19 @@ def test_generated_observations_are_calibrated_except_in_the_papers_way() -> Non
         generator, real = fitted(exact=exact)
         gaps.append(largest_gap(real.rows[:, 0], generator.sample(8_000).rows[:, 0]))
     assert gaps[0] < 0.5 * gaps[1]
+
+
+def test_a_few_real_rows_are_not_imitated() -> None:
+    generator, real = fitted(rows=900)
+    assert generator.model.calibration is None
+    assert not torch.isin(generator.sample(500).rows[:, :2], real.rows[:, :2]).any()
+
+
+def test_a_time_limit_leaves_out_what_it_has_no_time_for() -> None:
+    generator, real = fitted()
+    assert generator.model.calibration is not None
+    generator.fit(real, from_scratch=True, max_seconds=1e-3)
+    assert generator.model.calibration is None
 
 
 def test_a_saved_generator_continues_with_the_same_rows(tmp_path) -> None:
