@@ -22,7 +22,6 @@ from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.relevance import TDError, Value
 
 
 class RelabelledRows(RealRows):
@@ -168,11 +167,6 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
             copy_info_dict=copy_info_dict,
             **options,
         )
-        if isinstance(relevance := self.source.relevance, TDError | Value) and not relevance.is_attached:
-            raise ValueError(
-                f"relevance: {type(relevance).__name__} needs functions of its own here, because the goal is a field "
-                "beside the observation; use a function of transitions"
-            )
 
     def reset(self) -> None:
         """Remove all real and synthetic rows; the generator keeps its model."""

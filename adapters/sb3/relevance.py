@@ -85,14 +85,22 @@ class ModelCritic:
             model.policy.set_training_mode(training)
 
 
-def attach_critics(relevance: Any, model: Any) -> None:
-    """Let `TDError` and `Value` without functions of their own use the critics of a model."""
-    if not isinstance(relevance, TDError | Value):
+def attach_critics(buffer: Any, model: Any) -> None:
+    """Let `TDError` and `Value` without functions of their own use the critics of a model.
+
+    Raises:
+        ValueError: The buffer has goals, which rows do not hold as part of the observation.
+    """
+    relevance = buffer.source.relevance
+    if not isinstance(relevance, TDError | Value) or relevance.is_own:
         return
-    is_of_a_model = isinstance(getattr(relevance.value, "__self__", None), ModelCritic)
-    if is_of_a_model or not relevance.is_attached:
-        critic = ModelCritic(model)
-        relevance.attach(q=critic.q, value=critic.value, gamma=model.gamma, rewards=critic.rewards)
+    if buffer._has_goals:
+        raise ValueError(
+            f"relevance: {type(relevance).__name__} needs functions of its own here, because the goal is a field "
+            "beside the observation; use a function of transitions"
+        )
+    critic = ModelCritic(model)
+    relevance.attach(q=critic.q, value=critic.value, gamma=model.gamma, rewards=critic.rewards, is_own=False)
 
 
 def attach_critics_of_models(ours: type[Any]) -> None:
@@ -105,7 +113,7 @@ def attach_critics_of_models(ours: type[Any]) -> None:
     @functools.wraps(set_up)
     def _setup_learn(self: Any, *args: Any, **options: Any) -> Any:
         if isinstance(buffer := getattr(self, "replay_buffer", None), ours):
-            attach_critics(buffer.source.relevance, self)
+            attach_critics(buffer, self)
         return set_up(self, *args, **options)
 
     OffPolicyAlgorithm._setup_learn = _setup_learn

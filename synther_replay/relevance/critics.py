@@ -13,18 +13,31 @@ from synther_replay.data.transitions import Transitions
 from synther_replay.data.validation import as_tensor
 from synther_replay.relevance.function import WithFunctions
 
+_GAMMA = 0.99
 _ROWS_AT_ONCE = 65_536  # critics are wide: bounds the memory of their activations
 
 
 class _OfCritic(WithFunctions):
-    """Base: functions of an agent, which may come after construction."""
+    """Base: functions of an agent, which may come after construction.
+
+    Attributes:
+        is_own: Whether the functions are the user's. Then no critic of a model takes their place, not even where a copy
+            or pickle has lost them.
+    """
 
     _needed: tuple[str, ...] = ()  # names of the functions that must be there
+    is_own = False
 
     @property
     def is_attached(self) -> bool:
         """Whether it has all functions that it needs."""
         return all(getattr(self, name) is not None for name in self._needed)
+
+    def take_functions(self, other: object) -> None:
+        """Take the functions of a relevance of the same class, and whose they are."""
+        super().take_functions(other)
+        if type(other) is type(self):
+            self.is_own = other.is_own
 
     @torch.no_grad()
     def score(self, transitions: Transitions) -> Tensor:
@@ -34,9 +47,19 @@ class _OfCritic(WithFunctions):
             ValueError: The functions of the agent are missing.
         """
         if not self.is_attached:
-            raise ValueError(f"relevance: {type(self).__name__} has no critic yet; pass one, or call attach")
+            missing = " and ".join(name for name in self._needed if getattr(self, name) is None)
+            raise ValueError(
+                f"relevance: {type(self).__name__} lacks {missing}, which copies and pickles do not have; "
+                "pass them, or call attach"
+            )
         starts = range(0, len(transitions), _ROWS_AT_ONCE)
         return torch.cat([self._block(transitions[start : start + _ROWS_AT_ONCE]) for start in starts], dim=-1)
+
+    def _set(self, *, is_own: bool, **functions: Callable[..., Any] | None) -> None:
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}: expected a function, got {function!r}")
+        vars(self).update(functions, is_own=is_own)
 
     def _block(self, transitions: Transitions) -> Tensor:
         raise NotImplementedError
@@ -61,15 +84,21 @@ class Value(_OfCritic):
     """
 
     _functions = _needed = ("value",)
+    value: Callable[[Any], Any] | None
 
     def __init__(self, value: Callable[[Any], Any] | None = None) -> None:
         """Keep the function."""
-        _check_functions(value=value)
-        self.value = value
+        self._set(value=value, is_own=value is not None)
 
-    def attach(self, *, value: Callable[[Any], Any], **_: Any) -> None:
-        """Take the functions of an agent; those that are not needed here are ignored."""
-        self.__init__(value)  # type: ignore[misc]
+    def attach(self, *, value: Callable[[Any], Any], is_own: bool = True, **_: Any) -> None:
+        """Take the functions of an agent; those that are not needed here are ignored.
+
+        Args:
+            value: As in the constructor.
+            is_own: False: the critic of a model may take their place later.
+            **_: Ignored.
+        """
+        self._set(value=value, is_own=is_own)
 
     def _block(self, transitions: Transitions) -> Tensor:
         assert self.value is not None
@@ -82,30 +111,51 @@ class TDError(_OfCritic):
     Args:
         q: A function from observations and actions to values ``(n,)``. None: comes later, see `attach`.
         value: A function from observations to values ``(n,)``, such as ``lambda s: q(s, actor(s))``.
-        gamma: Discount; rows with a field ``discount`` have their own.
+        gamma: Discount; rows with a field ``discount`` have their own. None: that of `attach`, 0.99 before.
         rewards: A function from rewards to those that the critic is trained on, if they differ.
     """
 
     _functions = "q", "value", "rewards"
     _needed = "q", "value"
+    q: Callable[[Any, Any], Any] | None
+    value: Callable[[Any], Any] | None
+    rewards: Callable[[Tensor], Tensor] | None
 
     def __init__(
         self,
         q: Callable[[Any, Any], Any] | None = None,
         value: Callable[[Any], Any] | None = None,
         *,
-        gamma: float = 0.99,
+        gamma: float | None = None,
         rewards: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Keep the functions."""
-        _check_functions(q=q, value=value, rewards=rewards)
-        if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
-            raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
-        self.q, self.value, self.gamma, self.rewards = q, value, gamma, rewards
+        given = any(function is not None for function in (q, value, rewards))
+        self._set(q=q, value=value, rewards=rewards, is_own=given)
+        self._has_gamma = gamma is not None
+        self.gamma = _checked_gamma(_GAMMA if gamma is None else gamma)
 
-    def attach(self, **of_agent: Any) -> None:
-        """Take `q`, `value`, `gamma` and `rewards` of an agent."""
-        self.__init__(**of_agent)  # type: ignore[misc]
+    def attach(
+        self,
+        *,
+        q: Callable[[Any, Any], Any],
+        value: Callable[[Any], Any],
+        gamma: float | None = None,
+        rewards: Callable[[Tensor], Tensor] | None = None,
+        is_own: bool = True,
+    ) -> None:
+        """Take the functions of an agent.
+
+        Args:
+            q: As in the constructor.
+            value: As in the constructor.
+            gamma: Discount of the agent; that of the constructor comes first.
+            rewards: As in the constructor.
+            is_own: False: the critics of a model may take their place later.
+        """
+        discount = self.gamma if gamma is None or self._has_gamma else _checked_gamma(gamma)
+        self._set(q=q, value=value, rewards=rewards, is_own=is_own)
+        self.gamma = discount
 
     def _block(self, transitions: Transitions) -> Tensor:
         assert self.q is not None and self.value is not None
@@ -116,7 +166,7 @@ class TDError(_OfCritic):
         return (rewards + discount * ~transitions.terminated * after - q).abs()
 
 
-def _check_functions(**functions: Any) -> None:
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise TypeError(f"{name}: expected a function, got {function!r}")
+def _checked_gamma(gamma: Any) -> float:
+    if not isinstance(gamma, int | float) or not 0 <= gamma <= 1:
+        raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
+    return gamma

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import VecNormalize
 
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, SynthERCallback, SynthERHerBuffer
@@ -141,6 +140,31 @@ def test_a_saved_model_can_be_loaded(tmp_path: Path):
     assert loaded.replay_buffer.source.last_refit.relevance.share == 1
 
 
+@pytest.mark.parametrize("relevance", [Value(lambda s: s[:, 0]), TDError(lambda s, a: a[:, 0], lambda s: s[:, 0])])
+def test_functions_that_a_file_has_lost_are_not_replaced_by_the_critics(relevance: Any, tmp_path: Path):
+    model = make(relevance)
+    model.learn(70)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = SAC.load(tmp_path / "model", env=gym.make("Pendulum-v1"), device="cpu")
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    source = loaded.replay_buffer.source
+    with pytest.warns(RuntimeWarning, match="attach") as caught:
+        loaded.learn(130, reset_num_timesteps=False)
+    assert len([warning for warning in caught if "relevance" in str(warning.message)]) == 1
+    assert source.last_refit.relevance.share == 0
+    source.relevance.take_functions(relevance)
+    loaded.learn(70, reset_num_timesteps=False)
+    assert source.last_refit.relevance.share == 1
+
+
+def test_the_discount_of_a_td_error_is_that_of_the_model_unless_it_was_given():
+    for given, expected in ((None, 0.9), (0.5, 0.5)):
+        model = make(TDError(gamma=given), gamma=0.9)
+        model.learn(1)
+        assert model.replay_buffer.source.relevance.gamma == expected
+
+
 def test_the_callback_logs_it():
     model = make("reward")
     logged: dict[str, Any] = {}
@@ -161,12 +185,29 @@ def test_unknown_names_are_refused_at_the_door():
         make("curiosty")
 
 
+def with_goals(relevance: Any) -> Any:
+    env = BitFlippingEnv(n_bits=4, continuous=True, max_steps=4)
+    buffer = {"generator": SMALL, "schedule": {"every": 60, "rows": 100, "start": 60}, "relevance": relevance}
+    small = {"policy_kwargs": {"net_arch": [16]}, "learning_starts": 50, "batch_size": 16, "seed": 0, "device": "cpu"}
+    return SAC("MultiInputPolicy", env, replay_buffer_class=SynthERHerBuffer, replay_buffer_kwargs=buffer, **small)
+
+
 @pytest.mark.parametrize(("relevance", "match"), [("return", "order"), ("td_error", "goal"), ("value", "goal")])
 def test_hindsight_replay_refuses_what_it_cannot_score(relevance: str, match: str):
-    place = spaces.Box(-1, 1, (2,), np.float32)
-    space = spaces.Dict({"observation": place, "achieved_goal": place, "desired_goal": place})
     with pytest.raises(ValueError, match=match):
-        SynthERHerBuffer(100, space, place, env=None, device="cpu", generator=SMALL, relevance=relevance)  # type: ignore[arg-type]
+        with_goals(relevance).learn(1)
+
+
+def test_a_model_with_hindsight_and_own_functions_can_be_loaded(tmp_path: Path):
+    relevance = Value(lambda states: states["observation"][:, 0])
+    model = with_goals(relevance)
+    model.learn(70)
+    assert model.replay_buffer.source.last_refit.relevance.share == 1
+    model.save(tmp_path / "model")
+    loaded = SAC.load(tmp_path / "model", env=model.get_env(), device="cpu")
+    loaded.replay_buffer.source.relevance.take_functions(relevance)
+    loaded.learn(70)
+    assert loaded.replay_buffer.source.last_refit.relevance.share == 1
 
 
 def test_algorithms_without_critics_are_refused():

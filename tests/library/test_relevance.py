@@ -117,6 +117,23 @@ class TestCritics:
         copied.take_functions(relevance)
         assert torch.equal(copied.score(rows()), relevance.score(rows()))
 
+    def test_a_copy_remembers_whose_functions_it_has_lost(self):
+        own, of_model = Value(lambda s: s[:, 0]), Value()
+        of_model.attach(value=lambda s: s[:, 0], is_own=False)
+        for relevance, is_own in ((own, True), (of_model, False)):
+            copied = copy.deepcopy(relevance)
+            assert (copied.is_attached, copied.is_own) == (False, is_own)
+            copied.take_functions(relevance)
+            assert (copied.is_attached, copied.is_own) == (True, is_own)
+
+    def test_a_bad_attachment_changes_nothing(self):
+        relevance = TDError(lambda s, a: a[:, 0], lambda s: s[:, 0])
+        before = dict(vars(relevance))
+        for bad in ({"q": 3}, {"gamma": 2}):
+            with pytest.raises((TypeError, ValueError)):
+                relevance.attach(**{"q": len, "value": len, **bad})  # type: ignore[arg-type]
+        assert vars(relevance) == before
+
     def test_a_wrong_shape_is_named(self):
         with pytest.raises(ValueError, match="value"):
             Value(lambda s: s).score(rows())
