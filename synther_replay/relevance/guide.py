@@ -12,6 +12,7 @@ from torch import Tensor
 
 from synther_replay.common.checks import whole_number
 from synther_replay.common.notices import Notices
+from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.data.validation import as_tensor
 from synther_replay.errors import CheckpointError
@@ -134,7 +135,7 @@ class Guide:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state; a relevance without `state_dict` has none."""
-        own = self.relevance.state_dict() if isinstance(self.relevance, Stateful) else None
+        own = state_of(self.relevance) if isinstance(self.relevance, Stateful) else None
         return {"name": type(self.relevance).__name__, "seen": self._seen, "relevance": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from synther_replay.common.locking import Lock
+from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator, JobGenerator, Stateful
 from synther_replay.relevance.guide import GuidanceReport, Plan
-from synther_replay.replay.states import state_of
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
+from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
@@ -17,7 +18,7 @@ from synther_replay.protocols import Schedule, Stateful
 from synther_replay.relevance.guide import Plan
 from synther_replay.replay.examination import Examination
 from synther_replay.replay.mixing import check_real_ratio, split_batch
-from synther_replay.replay.states import state_of, stateful
+from synther_replay.replay.states import stateful
 from synther_replay.replay.synthetic_rows import SyntheticRows
 
 

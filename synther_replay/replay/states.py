@@ -1,11 +1,6 @@
-"""States of the parts of a buffer, which a checkpoint holds."""
+"""Parts of a buffer whose states a checkpoint holds."""
 
 from __future__ import annotations
-
-import copy
-from typing import Any
-
-import torch
 
 from synther_replay.protocols import Stateful
 
@@ -18,9 +13,3 @@ def stateful(part: object, name: str) -> Stateful:
             + ("; use include_real=False and save it separately" if name == "real" else "")
         )
     return part
-
-
-def state_of(part: Stateful) -> dict[str, Any]:
-    """A copy of a part's state; `torch.nn.Module.state_dict` returns the live tensors."""
-    state = part.state_dict()
-    return copy.deepcopy(state) if isinstance(part, torch.nn.Module) else state

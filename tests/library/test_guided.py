@@ -275,6 +275,41 @@ def test_the_relevance_of_a_file_must_be_the_same(tmp_path: Path, same: Any):
     assert same(two.state_dict(), before)
 
 
+class Network(torch.nn.Module):
+    """A relevance that is trained and whose `state_dict` returns the live tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def learn(self, transitions: Transitions, new_rows: int) -> None:
+        with torch.no_grad():
+            self.weight += 1
+
+    def score(self, transitions: Transitions) -> torch.Tensor:
+        return transitions.observations @ self.weight
+
+
+def test_a_saved_state_of_a_module_does_not_change_later():
+    own = buffer(Network())
+    own.add(rows())
+    state = own.state_dict()
+    own.refit()
+    assert state["relevance"]["relevance"]["weight"].tolist() == [0, 0]
+
+
+def test_a_refused_load_leaves_a_module_as_it_was():
+    own = buffer(Network())
+    own.add(rows())
+    own.refit()
+    state = copy.deepcopy(own.state_dict())
+    state["relevance"]["relevance"]["weight"] += 5
+    state["plan"]["highest"] = torch.empty(0)
+    with pytest.raises(CheckpointError, match="plan"):
+        own.load_state_dict(state)
+    assert own.relevance.weight.tolist() == [1, 1]
+
+
 def test_guidance_can_be_switched_on_and_off_by_a_load(tmp_path: Path):
     plain, guided = buffer(), buffer(curious())
     for own, other in ((plain, guided), (guided, plain)):
