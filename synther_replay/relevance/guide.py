@@ -113,9 +113,10 @@ class Guide:
         new = steps - self._seen if steps >= self._seen else steps
         self._seen = steps
         try:
+            seen = Transitions(real.spec, real.rows.clone())  # functions may write to it; the fit needs the real rows
             if isinstance(self.relevance, Learner):
-                self.relevance.learn(real, min(new, len(real)))
-            scores = _checked(self.relevance.score(real), real)
+                self.relevance.learn(seen, min(new, len(seen)))
+            scores = _checked(self.relevance.score(seen), real)
         except Exception as error:
             self._warn(error, steps)
             return _unguided(real)

@@ -213,6 +213,13 @@ def test_guidance_comes_back_after_a_fault():
     assert own.refit().relevance.share == 1
 
 
+def test_a_function_that_writes_to_the_rows_does_not_change_what_is_fitted():
+    real = rows()
+    plan = Guide(Guidance.of(lambda t: t.rewards.mul_(0) + t.rows[:, 1]), 0).plan(real, len(real))
+    assert plan.report.share == 1
+    assert torch.equal(real.rows, rows().rows)
+
+
 def test_unknown_names_are_refused_at_the_door():
     for make in (buffer, lambda name: SourceOptions(relevance=name)):
         with pytest.raises(ValueError, match="did you mean 'curiosity'"):
