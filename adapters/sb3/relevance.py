@@ -64,7 +64,8 @@ class ModelCritic:
     @staticmethod
     def _normalised(model: Any, observations: Any) -> Any:
         """Observations as the networks see them, on the device of the model."""
-        if (env := model.get_vec_normalize_env()) is None:
+        env = model.get_vec_normalize_env()
+        if env is None or model.replay_buffer.latents is not None:  # batches hold latents as they are
             return observations
         if isinstance(observations, dict):
             normal = env.normalize_obs({key: part.cpu().numpy() for key, part in observations.items()})

@@ -23,9 +23,10 @@ from synther_replay.relevance import Curiosity, TDError, Value
 SMALL = {"width": 16, "depth": 1, "steps": 30, "refit_steps": 20, "batch_size": 32, "sampling_steps": 4}
 
 
-def make(relevance: Any, env: Any = "Pendulum-v1", algorithm: Any = SAC, **options: Any) -> Any:
+def make(relevance: Any, env: Any = "Pendulum-v1", algorithm: Any = SAC, encoder: Any = None, **options: Any) -> Any:
     buffer = {"generator": SMALL, "schedule": {"every": 60, "rows": 100, "start": 60}, "relevance": relevance}
     small = {"policy_kwargs": {"net_arch": [16]}, "learning_starts": 50, "batch_size": 16, "seed": 0, "device": "cpu"}
+    buffer["encoder"] = encoder
     small |= {"replay_buffer_class": SynthERBuffer, "replay_buffer_kwargs": buffer, **options}
     return algorithm("MlpPolicy", env, **small)
 
@@ -92,6 +93,18 @@ def test_values_are_those_of_the_critics_for_normalised_rows(algorithm: Any):
     rewards = torch.as_tensor(env.normalize_reward(rows.rewards.numpy()))
     expected = (rewards + model.gamma * value - q).abs().double()
     torch.testing.assert_close(buffer.source.relevance.score(rows), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_latents_are_not_normalised():
+    env = VecNormalize(make_vec_env("Pendulum-v1", 1, seed=0))
+    model = make("value", env, encoder=lambda states: states.float() * 2)
+    model.learn(70)
+    buffer = model.replay_buffer
+    latents = buffer.source.usable_transitions().observations
+    with torch.no_grad():
+        expected = torch.cat(model.critic(latents, model.actor._predict(latents, deterministic=True)), 1).amin(1)
+    torch.testing.assert_close(ModelCritic(model).value(latents), expected)
+    assert buffer.source.last_refit.relevance.share == 1
 
 
 def test_scoring_leaves_the_mode_of_the_policy():
