@@ -86,12 +86,13 @@ class RealRows:
         self._indices = IndexStream(derive_seed(seed, 10), self.device)
 
     def transitions(self) -> Transitions:
-        """Return all rows in storage order."""
-        mirror = self._on_device()
+        """Return all rows, the oldest first, so that no episode is split where the arrays end."""
+        mirror, buffer = self._on_device(), self.buffer
+        oldest = buffer.pos * buffer.n_envs if buffer.full else 0
         if mirror is None:
-            rows = torch.from_numpy(self._gather(np.arange(len(self)))).to(self.device)
+            rows = torch.from_numpy(self._gather(np.roll(np.arange(len(self)), -oldest))).to(self.device)
         else:
-            rows = mirror[: len(self)].clone()
+            rows = torch.cat((mirror[oldest : len(self)], mirror[:oldest]))
         self._question_units(rows[:, self.spec.actions])
         return Transitions(self.spec, rows)
 

@@ -139,10 +139,11 @@ class SynthERMemory(RandomMemory):
             self.source.clear()
 
     def transitions(self) -> Transitions:
-        """Return all real transitions in storage order; the generator is fitted to them."""
+        """Return all real transitions, the oldest first; the generator is fitted to them."""
         assert self.source is not None
-        parts = [self.tensors_view[name][: len(self)] for name in self._names]
-        return Transitions(self.source.spec, torch.cat(parts, 1))
+        rows = torch.cat([self.tensors_view[name][: len(self)] for name in self._names], 1)
+        oldest = self.memory_index * self.num_envs + self.env_index
+        return Transitions(self.source.spec, rows.roll(-oldest, 0) if self.filled else rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, real and synthetic.

@@ -27,7 +27,9 @@ class Return:
     positive. An episode that is not finished yet counts what it has so far.
 
     Episodes are found in the order of the rows: the observation that follows a row is the next observation of it.
-    Parallel environments that take turns are told apart by their number, which is the distance that fits best.
+    Parallel environments that take turns are told apart by their number, the first distance at which most rows follow
+    each other, or else the one at which the most do. A row of n steps is followed by the row n steps later, so the
+    episode then counts every n-th row, and the rewards in them are discounted within the n steps.
 
     Raises:
         ValueError: No order is found in the rows, for example because they are shuffled.

@@ -613,7 +613,7 @@ def test_n_step_rows_are_those_of_sb3(monkeypatch, make, steps, handled, mirrors
         fill(buffer, 1, first)
         rows = buffer.source.real.transitions()
     theirs = NStepReplayBuffer(30, PLANE, FORCE, "cpu", n_steps=3, gamma=GAMMA, handle_timeout_termination=handled)
-    expected = fill(theirs, steps)._get_samples(np.arange(min(steps, 30)))
+    expected = fill(theirs, steps)._get_samples(np.arange(max(0, steps - 30), steps) % 30)  # the oldest first
     assert torch.equal(rows.observations, expected.observations)
     assert torch.equal(rows.actions, expected.actions)
     assert torch.equal(rows.rewards, expected.rewards[:, 0])

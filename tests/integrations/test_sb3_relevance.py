@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, SAC, TD3
@@ -18,7 +20,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, SynthERCallback, SynthERHerBuffer
 from synther_replay.adapters.sb3.relevance import ModelCritic
-from synther_replay.relevance import Curiosity, TDError, Value
+from synther_replay.adapters.sb3.rows import RealRows
+from synther_replay.relevance import Curiosity, Return, TDError, Value
 
 SMALL = {"width": 16, "depth": 1, "steps": 30, "refit_steps": 20, "batch_size": 32, "sampling_steps": 4}
 
@@ -72,6 +75,23 @@ def test_returns_of_environments_in_turn():
     report = model.replay_buffer.source.last_refit.relevance
     assert report.share == 1
     assert report.chosen > report.real
+
+
+@pytest.mark.parametrize("mirrors", [False, True])
+@pytest.mark.parametrize("environments", [1, 2])
+def test_an_episode_that_crosses_the_end_of_the_arrays_is_whole(
+    monkeypatch: pytest.MonkeyPatch, environments: int, mirrors: bool
+):
+    monkeypatch.setattr(RealRows, "_mirrors", lambda self: mirrors)
+    line = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    buffer = SynthERBuffer(50 * environments, line, line, "cpu", n_envs=environments, generator=SMALL)
+    place = np.arange(environments, dtype=np.float32)[:, None] * 1_000
+    for step in range(70):  # episodes of 10 steps, the first of 5
+        ended = np.full(environments, step % 10 == 4)
+        buffer.add(place + step, place + step + 1, place, np.ones(environments), ended, [{}] * environments)
+    scores = Return().score(buffer.source.real.transitions()).view(50, environments)
+    assert scores[:, 0].tolist() == [5.0] * 5 + [10.0] * 40 + [5.0] * 5
+    assert bool((scores == scores[:, :1]).all())
 
 
 @pytest.mark.parametrize("algorithm", [SAC, TD3])

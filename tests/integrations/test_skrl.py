@@ -82,6 +82,14 @@ def is_real(batch):
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_transitions_are_the_oldest_first(num_envs):
+    for steps in (30, 50, 70):
+        memory = make(steps, num_envs=num_envs)
+        first = max(0, steps - 50) * num_envs
+        assert memory.transitions().rewards.tolist() == list(range(first, steps * num_envs))
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize(("real_ratio", "real"), [(0.0, 0), (0.25, 4), (0.5, 8)])
 def test_a_batch_holds_exactly_the_share_of_real_rows(real_ratio, real, num_envs):
