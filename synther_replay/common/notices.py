@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 _TIMES_WORSE = 10
@@ -25,6 +26,12 @@ class Notices:
             return False
         self._given[subject] = count
         return True
+
+    def warn_of(self, error: Exception, count: int, message: str, *, stacklevel: int = 1) -> None:
+        """Warn with the error at the end of the message; errors that differ in numbers alone are one subject."""
+        cause = f"{type(error).__name__}: {error}"
+        kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
+        self.warn(kind, count, f"{message}. {cause}", stacklevel=stacklevel + 1)
 
     def warn(self, subject: str, count: int, message: str, *, stacklevel: int = 1) -> None:
         """Give a `RuntimeWarning` if it is new; `stacklevel` counts from the caller."""

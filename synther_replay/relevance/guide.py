@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -151,10 +150,8 @@ class Guide:
 
     def _warn(self, error: Exception, steps: int) -> None:
         self._failures += 1
-        cause = f"{type(error).__name__}: {error}"
-        kind = re.sub(r"\d+", "", cause)
-        text = f"relevance failed at step {steps}; this refit is not guided. {cause}"
-        self._reported.warn(kind, self._failures, text, stacklevel=3)
+        text = f"relevance failed at step {steps}; this refit is not guided"
+        self._reported.warn_of(error, self._failures, text, stacklevel=3)
 
 
 def plan_for(scores: Tensor, guidance: Guidance) -> Plan:

@@ -62,7 +62,10 @@ def _episode_returns(transitions: Transitions) -> Tensor:
 
 
 def _environments(transitions: Transitions) -> int:
-    """Number of environments whose rows take turns."""
+    """Number of environments whose rows take turns: the first that fits more than half of the rows, else the best.
+
+    No other number fits better than one that fits more than half, unless observations repeat.
+    """
     seen = transitions[: min(len(transitions), _SEEN_AT_ONCE)]
     best, share = 1, 0.0
     for turns in range(1, min(_MOST_ENVIRONMENTS, len(seen) - 1) + 1):

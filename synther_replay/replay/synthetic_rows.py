@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -346,10 +345,8 @@ class SyntheticRows:
 
     def _warn_of(self, error: Exception) -> None:
         self._failures += 1
-        cause = f"{type(error).__name__}: {error}"
-        kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
-        text = f"refit at step {self.steps} failed; {self._kept()}. {cause}"
-        self._reported.warn(kind, self._failures, text, stacklevel=3)
+        text = f"refit at step {self.steps} failed; {self._kept()}"
+        self._reported.warn_of(error, self._failures, text, stacklevel=3)
 
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
