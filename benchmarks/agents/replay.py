@@ -35,10 +35,8 @@ class StackedReplay:
     ) -> None:
         """Allocate all memory now."""
         self.spec, self.agents, self.device = spec, agents, device
-        self._mixed = MixedRows(
-            torch.zeros(agents, capacity + synthetic, spec.dim, device=device), capacity, real_ratio
-        )
-        self.real, self.synthetic = self._mixed.real, self._mixed.synthetic
+        self.mixed = MixedRows(torch.zeros(agents, capacity + synthetic, spec.dim, device=device), capacity, real_ratio)
+        self.real, self.synthetic = self.mixed.real, self.mixed.synthetic
         self.has_synthetic = False
         self.count = 0
         self._count = torch.zeros((), dtype=torch.float64, device=device)  # the same on the device, for graphs
@@ -62,7 +60,7 @@ class StackedReplay:
     def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
         """Draw batches for each agent, ``(M, batches, batch_size, dim)``; real rows come first."""
         size = (self.agents, batches, batch_size)
-        return self._mixed.draw(size, rng, count=self._count, has_synthetic=self.has_synthetic)
+        return self.mixed.draw(size, rng, count=self._count, has_synthetic=self.has_synthetic)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the rows."""

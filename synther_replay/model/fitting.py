@@ -29,6 +29,7 @@ from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
 
 # Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
 _STEPS_PER_OUTCOME_STEP = 3, 15
+_LARGEST_CALIBRATION = 0.5  # share of the training time; very short fits are not calibrated
 
 
 @dataclass(frozen=True)
@@ -241,13 +242,16 @@ class FitJob:
             return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
 
     def _has_time_to_calibrate(self, steps: int, seconds: float) -> bool:
-        """Whether the time limit allows the rows that a calibration needs, given the time of the training."""
-        limit, config = self._plan.max_seconds, self.engine.config
-        if limit is None or not steps:
-            return limit is None
+        """Whether a calibration takes less than half the time of the training, and ends within the time limit.
+
+        Args:
+            steps: Gradient steps of the training.
+            seconds: Its time.
+        """
         # A training step computes about three times what an evaluation of as many rows does.
-        one_row = seconds / (3 * steps * self._plan.batch_size)
-        return seconds + one_row * GENERATED_ROWS * config.sampling_steps <= limit
+        share = GENERATED_ROWS * self.engine.config.sampling_steps / max(1, 3 * steps * self._plan.batch_size)
+        limit = self._plan.max_seconds
+        return share < _LARGEST_CALIBRATION and (limit is None or seconds * (1 + share) <= limit)
 
     def _calibrate(self, model: FittedModel, data: FitData, fits: int) -> Calibration | None:
         draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are

@@ -192,7 +192,7 @@ class TestRun:
         agents = OnlineRun(settings(algo), CPU).agents
         assert agents.learner.settings.critics == (10 if algo == "redq" else 2)
         assert (agents.generator is not None) == (algo == "synther")
-        assert agents.replay.real_ratio == (0.5 if algo == "synther" else 1.0)
+        assert agents.replay.mixed.real_ratio == (0.5 if algo == "synther" else 1.0)
 
     def test_time_left_is_estimated_from_training_steps(self, monkeypatch):
         lines = []
