@@ -38,6 +38,7 @@ from synther_replay.benchmarks.peers.sb3_agent import Progress
 from synther_replay.benchmarks.peers.sb3_sac import run
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.common.seeding import derive_seed
+from synther_replay.replay.mixing import check_real_ratio
 
 KIND = "finished DQN of Stable-Baselines3"
 RESULTS = Path("results", "online", "discrete")
@@ -106,8 +107,7 @@ class Settings:
             whole_number(name, getattr(self, name))
         whole_number("first_seed", self.first_seed, least=0)
         whole_number("refit_every", self.refit_every, least=2)
-        if not 0 <= self.real_ratio <= 1:
-            raise ValueError(f"--real-ratio: expected a number from 0 to 1, got {self.real_ratio!r}")
+        check_real_ratio(self.real_ratio)
         if TUNED[self.env].train_freq % self.updates:
             freq = TUNED[self.env].train_freq
             raise ValueError(f"--updates: expected a divisor of {freq} for {self.env}, got {self.updates}")

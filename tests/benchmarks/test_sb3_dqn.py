@@ -124,7 +124,7 @@ def test_the_mean_return_is_that_of_the_greedy_policy():
     [
         (["--env", "Pendulum-v1"], "--env: invalid choice"),
         (["--env", "CartPole-v1", "--updates", "3"], "--updates: expected a divisor of 256"),
-        (["--env", "CartPole-v1", "--real-ratio", "2"], "--real-ratio: "),
+        (["--env", "CartPole-v1", "--real-ratio", "2"], "real_ratio"),
         (["--env", "CartPole-v1", "--seeds", "0"], "seeds: "),
         (["--env", "CartPole-v1", "--workers", "0"], "workers: "),
         (["--env", "CartPole-v1", "--device", "gpu"], "device: "),
