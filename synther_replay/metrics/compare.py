@@ -59,7 +59,7 @@ def fidelity(
     (one, two, *_), rejected = clean(named)
     spec = next((rows.spec for rows in named.values() if isinstance(rows, Transitions)), None)
     titles = _names(one.shape[1], spec, names)
-    parts = _parts(one, len(two), seed)
+    parts = baseline_parts(one, len(two), seed)
     found = marginals(one, two, parts)
     correlation, correlation_baseline = map(mean_of_pairs, correlations(parts, two))
     out_of_range = outside(two, range_of(one))
@@ -87,7 +87,8 @@ def fidelity(
             termination_rate_synthetic=termination_rate(two, spec),
             reward_levels=reward_levels(one, two, spec, found.levels[spec.rewards.start]),
         )
-    report = judge(report, thresholds or Thresholds())
+    place = None if spec is None else spec.terminated.start
+    report = judge(report, thresholds or Thresholds(), terminated=place)
     if warn and report.failures:
         rest = f" (and {len(report.failures) - _REASONS} more)" if len(report.failures) > _REASONS else ""
         reasons = "; ".join(report.failures[:_REASONS])
@@ -105,7 +106,7 @@ def _names(dim: int, spec: TransitionSpec | None, names: Sequence[str] | None) -
     return tuple(map(str, names))
 
 
-def _parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
+def baseline_parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split the real rows at random: as many as there are synthetic ones, at most half, and the rest."""
     order = torch.randperm(len(real), generator=generator_for("cpu", seed)).to(real.device)  # equal on all devices
     size = min(size, len(real) // 2)

@@ -21,6 +21,8 @@ class Memorisation:
     ratio: float  # synthetic / held-out: about 1 without memorisation, 0 for copies, NaN if both are 0
     share_closer: float  # share of synthetic rows closer to training than to held-out rows: 0.5 without memorisation
     rejected: int  # non-finite rows of the three sets, excluded
+    synthetic_by_row: Tensor  # distances of the queried synthetic rows, float64, (n,)
+    held_out_by_row: Tensor  # the same for held-out rows
 
 
 def distance_to_closest(queries: Rows, records: Rows, *, chunk: int = 2048) -> Tensor:
@@ -60,13 +62,21 @@ def memorisation(
     generator = generator_for("cpu", seed)  # on the CPU: the same rows on all devices
     new = _draw(new, max_rows, generator)
     distance = distance_to_closest(new, known)
-    usual = distance_to_closest(_draw(fresh, max_rows, generator), known).median()
+    usual = distance_to_closest(_draw(fresh, max_rows, generator), known)
     size = min(len(known), len(fresh))
     to_known = distance if size == len(known) else distance_to_closest(new, _draw(known, size, generator))
     to_fresh = distance_to_closest(new, _draw(fresh, size, generator))
     share = (to_fresh - to_known).sign().mean() / 2 + 0.5  # ties count half
-    median = distance.median()
-    return Memorisation(float(median), float(usual), float(median / usual), float(share), sum(rejected))
+    medians = distance.median(), usual.median()
+    return Memorisation(
+        float(medians[0]),
+        float(medians[1]),
+        float(medians[0] / medians[1]),
+        float(share),
+        sum(rejected),
+        distance,
+        usual,
+    )
 
 
 def _standardised(sets: list[Tensor]) -> list[Tensor]:

@@ -170,7 +170,8 @@ def _table(header: list[str], lines: list[list[str]], total: int) -> list[str]:
 
 def _json(value: Any) -> Any:
     if is_dataclass(value):
-        return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields(value) if not field.name.endswith("_by_row")]  # too many for a log
+        return {name: _json(getattr(value, name)) for name in names}
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, tuple):

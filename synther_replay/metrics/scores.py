@@ -66,7 +66,12 @@ def correlation_similarity(real: Rows, synthetic: Rows) -> Tensor:
     like any other (SDMetrics returns NaN).
     """
     one, two = clean({"real": real, "synthetic": synthetic}, strict=True)[0]
-    return _similarity(*(_correlation(_moments(rows, rows.amin(0), rows.amax(0))) for rows in (one, two)))
+    return _similarity(*map(correlation_matrix, (one, two)))
+
+
+def correlation_matrix(rows: Tensor) -> Tensor:
+    """Return the Pearson correlations of the columns of finite rows, float64, ``(dim, dim)``; NaN if constant."""
+    return _correlation(_moments(rows, rows.amin(0), rows.amax(0)))
 
 
 def marginals(real: Tensor, synthetic: Tensor, parts: tuple[Tensor, Tensor]) -> Marginals:
@@ -89,8 +94,7 @@ def correlations(parts: tuple[Tensor, Tensor], synthetic: Tensor) -> tuple[Tenso
     high = torch.maximum(*(part.amax(0) for part in parts))
     first, second = (_moments(part, low, high) for part in parts)
     real = _correlation(first + second)  # moments add up, which saves another pass over the real rows
-    other = _correlation(_moments(synthetic, synthetic.amin(0), synthetic.amax(0)))
-    return _similarity(real, other), _similarity(_correlation(first), _correlation(second))
+    return _similarity(real, correlation_matrix(synthetic)), _similarity(_correlation(first), _correlation(second))
 
 
 def mean_of_pairs(similarity: Tensor) -> float:

@@ -57,27 +57,32 @@ class Thresholds:
             raise ValueError(f"false_alarm: expected a number between 0 and 1, got {self.false_alarm!r}")
 
 
-class _Check(NamedTuple):
+class Check(NamedTuple):
     """How bad a measure is, 1 at the limit, and what to say above it."""
 
     severity: float
     text: str
 
 
-def judge(report: Fidelity, thresholds: Thresholds) -> Fidelity:
-    """Return the report with severity and failure of each column, and the list of failures, worst first."""
-    single = _Noise(report.rows_real, report.rows_synthetic, thresholds.false_alarm)
+def judge(report: Fidelity, thresholds: Thresholds, *, terminated: int | None = None) -> Fidelity:
+    """Return the report with severity and failure of each column, and the list of failures, worst first.
+
+    Args:
+        report: What was measured.
+        thresholds: Largest losses to accept.
+        terminated: Number of the column that says whether an episode ended; None without one.
+    """
     noise = _Noise(report.rows_real, report.rows_synthetic, thresholds.false_alarm / len(report.columns))
     checks = [list(_of_column(column, thresholds, noise)) for column in report.columns]
-    if report.termination_rate_real is not None:
-        checks[-1] = [*_of_termination(report, thresholds, noise), *checks[-1]]
+    if terminated is not None:
+        checks[terminated] = [*_of_termination(report, thresholds, noise), *checks[terminated]]
     columns = []
     for column, found in zip(report.columns, checks, strict=True):
         severity, text = max(found, key=lambda check: check.severity)
         failure = f"{column.name}: {text}" if severity > 1 else None
         columns.append(replace(column, severity=severity, failure=failure))
-    failures = [_Check(column.severity, column.failure) for column in columns if column.failure is not None]
-    failures += [check for check in _of_all(report, thresholds, single) if check.severity > 1]
+    failures = [Check(column.severity, column.failure) for column in columns if column.failure is not None]
+    failures += [check for check in overall_checks(report, thresholds).values() if check.severity > 1]
     failures.sort(key=lambda check: -check.severity)
     return replace(report, columns=tuple(columns), failures=tuple(check.text for check in failures))
 
@@ -126,32 +131,32 @@ class _Noise:
         return sum(count * math.log(count / (total * share)) for count, share in parts if count > 0) / self._log
 
 
-def _of_column(column: ColumnFidelity, thresholds: Thresholds, noise: _Noise) -> Iterator[_Check]:
+def _of_column(column: ColumnFidelity, thresholds: Thresholds, noise: _Noise) -> Iterator[Check]:
     loss = column.marginal_baseline - column.marginal
-    yield _Check(
+    yield Check(
         _severity(loss, thresholds.column, noise.distributions(loss)),
         f"marginal {column.marginal:.3f}, real against real {column.marginal_baseline:.3f}",
     )
     if column.levels is not None and column.level_distance is not None:
-        yield _Check(
+        yield Check(
             _excess(column.out_of_support_baseline, column.out_of_support, thresholds.out_of_support, noise),
             f"{percent(column.out_of_support)} of the synthetic values equal none of the {column.levels} real ones",
         )
         chance = noise.distributions(column.level_distance, column.levels)
-        yield _Check(
+        yield Check(
             _severity(column.level_distance, thresholds.column, chance),
             f"the shares of its {column.levels} values differ by {percent(column.level_distance)} of the rows",
         )
-    yield _Check(
+    yield Check(
         _excess(column.out_of_bounds_baseline, column.out_of_bounds, thresholds.out_of_bounds, noise),
         f"{percent(column.out_of_bounds)} of the synthetic values are out of bounds, "
         f"{percent(column.out_of_bounds_baseline)} of the real ones",
     )
 
 
-def _of_termination(report: Fidelity, thresholds: Thresholds, noise: _Noise) -> Iterator[_Check]:
+def _of_termination(report: Fidelity, thresholds: Thresholds, noise: _Noise) -> Iterator[Check]:
     real, synthetic = report.termination_rate_real or 0.0, report.termination_rate_synthetic or 0.0
-    yield _Check(
+    yield Check(
         _severity(abs(synthetic - real), thresholds.termination * real, noise.shares(real, synthetic)),
         f"{percent(synthetic)} of the synthetic rows, {percent(real)} of the real ones",
     )
@@ -160,36 +165,41 @@ def _of_termination(report: Fidelity, thresholds: Thresholds, noise: _Noise) -> 
         n, m = round(level.share_real * report.rows_real), round(level.share_synthetic * report.rows_synthetic)
         if n and m:
             chance = noise.shares(real, synthetic, n, m)
-            yield _Check(
+            yield Check(
                 _severity(abs(synthetic - real), thresholds.termination_by_reward, chance),
                 f"{percent(synthetic)} of the synthetic rows with reward {level.value:g}, "
                 f"{percent(real)} of the real ones",
             )
 
 
-def _of_all(report: Fidelity, thresholds: Thresholds, noise: _Noise) -> Iterator[_Check]:
+def overall_checks(report: Fidelity, thresholds: Thresholds) -> dict[str, Check]:
+    """Checks of all columns together: ``marginal``, ``correlation``, ``finite`` and, if measured, ``memorisation``."""
+    noise = _Noise(report.rows_real, report.rows_synthetic, thresholds.false_alarm)
     loss = report.marginal_baseline - report.marginal
-    yield _Check(
-        _severity(loss, thresholds.marginal, noise.distributions(loss)),
-        f"mean marginal {report.marginal:.3f}, real against real {report.marginal_baseline:.3f}",
-    )
+    checks = {
+        "marginal": Check(
+            _severity(loss, thresholds.marginal, noise.distributions(loss)),
+            f"mean marginal {report.marginal:.3f}, real against real {report.marginal_baseline:.3f}",
+        )
+    }
     loss = report.correlation_baseline - report.correlation
-    yield _Check(
+    checks["correlation"] = Check(
         _severity(loss, thresholds.correlation, noise.correlations(loss)),
         f"mean correlation {report.correlation:.3f}, real against real {report.correlation_baseline:.3f}",
     )
     real = report.rejected_real / (report.rows_real + report.rejected_real)
     synthetic = report.rejected_synthetic / (report.rows_synthetic + report.rejected_synthetic)
-    yield _Check(
+    checks["finite"] = Check(
         _excess(real, synthetic, thresholds.out_of_bounds, noise),
         f"{percent(synthetic)} of the synthetic rows are not finite",
     )
     if (memory := report.memorisation) is not None:
         loss = memory.share_closer - 0.5
-        yield _Check(
+        checks["memorisation"] = Check(
             _severity(loss, thresholds.memorisation, noise.distributions(loss)),
             f"{percent(memory.share_closer)} of the synthetic rows are closer to training than to held-out rows",
         )
+    return checks
 
 
 def _excess(real: float | None, synthetic: float | None, threshold: float, noise: _Noise) -> float:

@@ -121,6 +121,13 @@ def test_terminations_that_are_missing_or_new_fail() -> None:
     assert [column.name for column in judged(none, some).columns if not column.passed] == ["terminated"]
 
 
+def test_wrong_terminations_are_not_blamed_on_an_extra_field() -> None:
+    spec = TransitionSpec.from_spaces(SPEC.observation_space, SPEC.action_space, discount=True)
+    sets = [rows(2_000, seed, rate=rate) for seed, rate in enumerate((0.05, 0.3))]
+    real, synthetic = (Transitions(spec, torch.nn.functional.pad(part.rows, (0, 1), value=0.9)) for part in sets)
+    assert [column.name for column in judged(real, synthetic).columns if not column.passed] == ["terminated"]
+
+
 def test_a_shifted_column_fails_alone() -> None:
     real, synthetic = rows(2_000, 0), rows(2_000, 1)
     report = judged(real, changed(synthetic, 5, synthetic.rows[:, 5] + 0.5 * synthetic.rows[:, 5].std()))
