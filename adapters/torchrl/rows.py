@@ -67,9 +67,11 @@ class RealEntries:
         return len(self.real)
 
     def transitions(self) -> Transitions:
-        """Return all stored transitions, without transforms."""
+        """Return all stored transitions without transforms, the oldest first, so that no episode is split."""
         with locked(self.real):  # a collector may write in another thread
-            return Transitions(self.layout.spec, self.layout.rows(stored(self.real, slice(None))))
+            rows = self.layout.rows(stored(self.real, slice(None)))
+            oldest = oldest_row(self.real, len(rows))
+            return Transitions(self.layout.spec, rows.roll(-oldest, 0) if oldest else rows)
 
     def sample(self, count: int, entries: Sequence[Key]) -> tuple[dict[Key, Tensor], Info]:
         """Draw the entries of `count` transitions by the buffer's own rule, with the info of its sampler."""
@@ -242,6 +244,14 @@ def stored(real: ReplayBuffer, index: slice) -> TensorDictBase:
     if not isinstance(data, TensorDictBase):
         raise TypeError(f"real: expected a buffer of TensorDicts, got one of {type(data).__name__}")
     return data.reshape(-1) if real.storage.ndim > 1 else data
+
+
+def oldest_row(real: ReplayBuffer, rows: int) -> int:
+    """Return the number of the oldest of all rows; 0 if they are not written in turn."""
+    if not isinstance(real.writer, RoundRobinWriter) or not rows:
+        return 0
+    at_once = real.storage.shape[1:].numel() if real.storage.ndim > 1 else 1  # the cursor counts along the first axis
+    return int(real.writer._cursor) * at_once % rows  # after the last row, until the storage is full
 
 
 def storage_axes(real: ReplayBuffer) -> int:

@@ -223,6 +223,17 @@ def assert_whole_rows(buffer, batch, info):
 # --- what a user of a TorchRL buffer calls ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["tensor", "list", "two axes"])
+def test_transitions_are_the_oldest_first(wrap, kind):
+    buffer = wrap(REAL[kind]())
+    for first in range(0, 260, 20):
+        fill(buffer, 20, first).sample()
+        rewards = buffer.source.real.transitions().rewards
+        order = torch.arange(first + 20).view(-1, 20)
+        order = order.view(-1, 2, 10).mT if kind == "two axes" else order  # two environments take turns
+        assert rewards.tolist() == order.flatten()[-100:].tolist()
+
+
 def test_add_and_extend_store_the_same_as_the_plain_buffer(wrap):
     ours, plain = wrap(), tensor_buffer()
     for buffer in (ours, plain):
