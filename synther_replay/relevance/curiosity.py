@@ -31,6 +31,8 @@ class Curiosity:
         seed: Seed of initial weights and batches.
     """
 
+    is_self_contained = True
+
     def __init__(
         self,
         *,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.checks import whole_number
+from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
@@ -98,9 +99,15 @@ class Guide:
         """Make the relevance."""
         self.guidance, self.relevance = guidance, guidance.new_relevance(seed)
         self._seen = 0  # environment steps at the last plan
+        self._planning = Lock()  # a job plans in its own thread
         self._failures, self._reported = 0, Notices()
 
-    def plan(self, real: Transitions, steps: int) -> Plan:
+    @property
+    def is_planned_later(self) -> bool:
+        """Whether a job may plan when it runs: the relevance depends on nothing but the rows and its own state."""
+        return getattr(self.relevance, "is_self_contained", False) is True
+
+    def plan(self, real: Transitions, steps: int, is_over: Callable[[], bool] = lambda: False) -> Plan:
         """Train the relevance, score the real rows and choose the conditions.
 
         Whatever goes wrong in the relevance is a warning, and the plan is then one without guidance.
@@ -108,7 +115,12 @@ class Guide:
         Args:
             real: Valid real transitions.
             steps: Environment steps so far.
+            is_over: Whether the job that asks was overtaken: it will be refused, and the relevance must not learn then.
         """
+        with self._planning:
+            return _unguided(real) if is_over() else self._plan(real, steps)
+
+    def _plan(self, real: Transitions, steps: int) -> Plan:
         new = steps - self._seen if steps >= self._seen else steps
         self._seen = steps
         try:
@@ -124,19 +136,22 @@ class Guide:
 
     def forget(self) -> None:
         """Start over, because the rows have got another meaning."""
-        if hasattr(self.relevance, "reset"):
-            self.relevance.reset()
-        self._seen = 0
+        with self._planning:
+            if hasattr(self.relevance, "reset"):
+                self.relevance.reset()
+            self._seen = 0
 
     def reseed(self, seed: int) -> None:
         """Continue with another seed, if the relevance has one."""
-        if hasattr(self.relevance, "reseed"):
-            self.relevance.reseed(seed)
+        with self._planning:
+            if hasattr(self.relevance, "reseed"):
+                self.relevance.reseed(seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state; a relevance without `state_dict` has none."""
-        own = state_of(self.relevance) if isinstance(self.relevance, Stateful) else None
-        return {"name": type(self.relevance).__name__, "seen": self._seen, "relevance": own}
+        with self._planning:
+            own = state_of(self.relevance) if isinstance(self.relevance, Stateful) else None
+            return {"name": type(self.relevance).__name__, "seen": self._seen, "relevance": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state of the same relevance."""
@@ -144,9 +159,10 @@ class Guide:
         if state["name"] != name or (own is not None) != isinstance(self.relevance, Stateful):
             raise CheckpointError(f"state: relevance: got {state['name']}, expected {name}")
         seen = whole_number("seen", state["seen"], least=0)
-        if isinstance(self.relevance, Stateful):
-            self.relevance.load_state_dict(own)
-        self._seen = seen
+        with self._planning:
+            if isinstance(self.relevance, Stateful):
+                self.relevance.load_state_dict(own)
+            self._seen = seen
 
     def _warn(self, error: Exception, steps: int) -> None:
         self._failures += 1

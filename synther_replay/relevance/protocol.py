@@ -18,7 +18,9 @@ class Relevance(Protocol):
 
     Only the order of the scores matters. An error in either method, NaN or a wrong length cost the guidance of that
     refit and nothing else. A relevance with `state_dict` and `load_state_dict` is saved in checkpoints. One with
-    `reset` starts from nothing when the meaning of the rows changes, and one with `reseed` takes the buffer's seed.
+    `reset` starts from nothing when the meaning of the rows changes, and one with `reseed` takes the buffer's seed. One
+    with ``is_self_contained = True`` uses nothing but the rows and itself: it is called when the job of a refit runs,
+    which may be in another thread. Any other is called when the refit begins, because an agent goes on learning.
     """
 
     def score(self, transitions: Transitions) -> Any:

@@ -15,6 +15,8 @@ _LEAST_SHARE = 0.2  # of rows that are followed by their next observation
 class Reward:
     """The reward of each row."""
 
+    is_self_contained = True
+
     def score(self, transitions: Transitions) -> Tensor:
         """Return the rewards."""
         return transitions.rewards
@@ -34,6 +36,8 @@ class Return:
     Raises:
         ValueError: No order is found in the rows, for example because they are shuffled.
     """
+
+    is_self_contained = True
 
     def score(self, transitions: Transitions) -> Tensor:
         """Return the return of each row's episode."""

@@ -23,7 +23,7 @@ class RefitReport:
         fit: Return value of the generator's `fit`.
         rows: Number of generated rows.
         steps: Environment steps when the refit began.
-        fit_seconds: Time to fit the generator.
+        fit_seconds: Time to fit the generator, with that of a relevance which is scored when the job runs.
         sample_seconds: Time to generate and store the rows.
         relevance: How the refit was guided; None without relevance.
     """
@@ -50,7 +50,6 @@ class RefitJob:
         fresh: The generated rows after `run`, else None.
         is_committed: Whether its result was taken.
         has_failed: Whether the last `run` raised an error.
-        plan: How generation is guided; None: not at all.
     """
 
     def __init__(
@@ -64,27 +63,30 @@ class RefitJob:
         version: Hashable,
         steps: int,
         options: dict[str, Any],
-        plan: Plan | None = None,
+        plan: Plan | Callable[[], Plan] | None = None,
     ) -> None:
         """Prepare the fit.
 
         Args:
             generator: The generator.
-            real: Valid real transitions; they may change afterwards.
+            real: Valid real transitions; they may change afterwards, unless the plan is a function.
             rows: Number of rows to generate.
             check: Raises an error for rows that are not valid.
             source: Identity of the source.
             version: Version of the real transitions.
             steps: Environment steps.
             options: Arguments of `JobGenerator.begin`.
-            plan: How generation is guided; None: not at all.
+            plan: How generation is guided, which needs a generator that takes conditions; None: not at all. A function
+                makes it when the job runs.
         """
-        self._begun = time.monotonic()
+        begun = time.monotonic()
+        self._fit: _Guided | _Job | _InPlace
         if plan is not None:
-            options = {**options, "condition": plan.condition}
-        self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
-        self._seconds = time.monotonic() - self._begun
-        self._rows, self._check, self.plan = rows, check, plan
+            self._fit = _Guided(generator, real, options, plan)
+        else:
+            self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
+        self._seconds = time.monotonic() - begun
+        self._rows, self._check = rows, check
         self.source, self.version, self.steps, self.real_rows = source, version, steps, len(real)
         self.fresh: Transitions | None = None
         self.is_committed = self.has_failed = False
@@ -107,12 +109,17 @@ class RefitJob:
         """Whether its result may still be taken."""
         return not (self.is_committed or self.has_failed)
 
+    @property
+    def plan(self) -> Plan | None:
+        """How generation is guided; None: not at all, or not planned yet."""
+        return self._fit.plan if isinstance(self._fit, _Guided) else None
+
     def _run(self) -> RefitReport:
-        begun, plan = time.monotonic(), self.plan
+        begun = time.monotonic()
         try:
             fit = self._fit.run()
             fitted = time.monotonic()
-            fresh = self._fit.sample(self._rows) if plan is None else plan.sample(self._fit.sample, self._rows)
+            fresh = self._fit.sample(self._rows)
             self._check(fresh)
         except BaseException:
             self.has_failed = True
@@ -120,7 +127,7 @@ class RefitJob:
             raise
         seconds = self._seconds + fitted - begun
         self.fresh = fresh
-        relevance = None if plan is None else plan.report
+        relevance = None if self.plan is None else self.plan.report
         return RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted, relevance)
 
     def take_model(self) -> None:
@@ -157,6 +164,44 @@ class _Job:
             self._is_taken = False
 
 
+class _Guided:
+    """Fit with the conditions of a plan. If `run` makes the plan, it begins the fit, too."""
+
+    def __init__(
+        self, generator: Any, real: Transitions, options: dict[str, Any], plan: Plan | Callable[[], Plan]
+    ) -> None:
+        self._generator, self._real, self._options = generator, real, options
+        self.plan: Plan | None = None
+        self._job: _Job | None = None
+        if callable(plan):
+            self._make_plan = plan
+        else:
+            self.plan = plan
+            self._begin(plan)
+
+    def _begin(self, plan: Plan) -> _Job:
+        self._job = _Job(self._generator, self._real, {**self._options, "condition": plan.condition})
+        del self._real  # the job has its own copy
+        return self._job
+
+    def run(self) -> Any:
+        if self.plan is None:
+            self.plan = self._make_plan()  # once, because it trains the relevance
+        return (self._job or self._begin(self.plan)).run()
+
+    def sample(self, rows: int) -> Transitions:
+        assert self.plan is not None and self._job is not None  # after run
+        return self.plan.sample(self._job.sample, rows)
+
+    def commit(self) -> None:
+        assert self._job is not None  # after run
+        self._job.commit()
+
+    def revert(self) -> None:
+        if self._job is not None:
+            self._job.revert()
+
+
 class _InPlace:
     """Fit of a generator that has only `fit` and `sample`; its state is kept to undo it."""
 
@@ -169,8 +214,8 @@ class _InPlace:
             self._before = state_of(self._generator)
         return self._generator.fit(self._real)
 
-    def sample(self, rows: int, **options: Any) -> Transitions:
-        return self._generator.sample(rows, **options)
+    def sample(self, rows: int) -> Transitions:
+        return self._generator.sample(rows)
 
     def commit(self) -> None:
         """Nothing is left to do."""

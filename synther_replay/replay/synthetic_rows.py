@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -208,6 +208,13 @@ class SyntheticRows:
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
+        plan: Plan | Callable[[], Plan] | None = None
+        if (guide := self._guide) is not None and guide.is_planned_later:
+            real = Transitions(real.spec, real.rows.clone())  # some buffers return the rows that they go on writing to
+            is_over = functools.partial(self._is_overtaken, self._identity, self._version)
+            plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
+        elif guide is not None:
+            plan = guide.plan(real.to(self.device), self.steps)
         return RefitJob(
             self.generator,
             real,
@@ -217,7 +224,7 @@ class SyntheticRows:
             version=self._version,
             steps=self.steps,
             options={"from_scratch": True} if is_stale else {},
-            plan=None if self._guide is None else self._guide.plan(real.to(self.device), self.steps),
+            plan=plan,
         )
 
     def commit(self, job: RefitJob) -> RefitReport:
@@ -338,10 +345,14 @@ class SyntheticRows:
                 self._guide.forget()
         return self._is_stale
 
+    def _is_overtaken(self, identity: object, version: Hashable) -> bool:
+        """Whether `commit` would refuse a job that was begun with this identity and version."""
+        return identity is not self._identity or version != self._version
+
     def _has_open_job(self) -> bool:
         """Whether `commit` would take the job of the last `begin`, and nobody has dropped it."""
         job = None if self._job is None else self._job()
-        return job is not None and job.is_open and job.source is self._identity and job.version == self._version
+        return job is not None and job.is_open and not self._is_overtaken(job.source, job.version)
 
     def _warn_of(self, error: Exception) -> None:
         self._failures += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,91 @@ def test_curiosity_learns_as_the_run_goes_on():
     assert own.last_refit.relevance.chosen > own.last_refit.relevance.real
 
 
+# --- jobs
+
+
+class Recorded(Reward):
+    """Counts how often it scored."""
+
+    scored = 0
+
+    def score(self, transitions: Transitions) -> torch.Tensor:
+        self.scored += 1
+        return super().score(transitions)
+
+
+@pytest.mark.parametrize(("is_self_contained", "at_begin"), [(True, 0), (False, 1)])
+def test_only_a_relevance_that_needs_nothing_else_is_left_to_the_job(is_self_contained: bool, at_begin: int):
+    relevance = Recorded()
+    relevance.is_self_contained = is_self_contained
+    own = buffer(relevance)
+    own.add(rows())
+    job = own.begin()
+    assert relevance.scored == at_begin
+    own.commit(job)
+    assert relevance.scored == 1
+    assert own.last_refit.relevance.share == 1
+
+
+def test_curiosity_is_trained_by_the_job_on_the_rows_of_its_begin(same: Any):
+    one, two = buffer(curious()), buffer(curious())
+    for own in (one, two):
+        own.add(rows())
+        own.refit()
+        own.add(rows(seed=1))
+    before = two.relevance.state_dict()
+    one.refit()
+    job = two.begin()
+    assert same(two.relevance.state_dict(), before)
+    two.add(rows(seed=2))
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    thread.join()
+    two.commit(job)
+    assert torch.equal(one.store.rows, two.store.rows)
+    assert same(one._guide.state_dict(), two._guide.state_dict())
+
+
+@pytest.mark.parametrize("overtake", ["clear", "load_state_dict", "refit"])
+def test_curiosity_does_not_learn_from_a_job_that_was_overtaken(overtake: str, same: Any):
+    own = buffer(curious())
+    own.add(rows())
+    own.refit()
+    job = own.begin()
+    getattr(own, overtake)(*([own.state_dict()] if overtake == "load_state_dict" else []))
+    before = own.relevance.state_dict()
+    assert job.run().relevance.share == 0
+    assert same(own.relevance.state_dict(), before)
+    with pytest.raises(ValueError, match="job"):
+        own.commit(job)
+
+
+def test_a_guided_job_that_is_dropped_is_over():
+    own = buffer(curious())
+    own.add(rows())
+    job = own.begin()
+    own.add(rows())
+    assert own.refit_if_due() is None
+    del job
+    assert own.refit_if_due() is not None
+
+
+def test_a_job_that_runs_again_does_not_train_the_relevance_again(monkeypatch: pytest.MonkeyPatch):
+    own = buffer(curious())
+    own.add(rows())
+    job = own.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(own.generator, "begin", raises)
+        with pytest.raises(RuntimeError, match="of the user"):
+            job.run()
+    own.commit(job)
+    assert own.relevance.state_dict()["model"]["updates"] == 200
+
+
 # --- faults
 
 
-def raises(transitions: Transitions) -> Any:
+def raises(transitions: Transitions, **options: Any) -> Any:
     raise RuntimeError("of the user")
 
 
