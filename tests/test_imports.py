@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = [
     ("errors",),
     ("common",),
-    ("persistence", "data", "diffusion"),
+    ("persistence", "data", "diffusion", "simulators"),
     ("config", "metrics", "protocols"),
     ("relevance",),
-    ("replay", "model"),
+    ("replay", "model", "report"),
     ("generator",),
     ("options",),
     ("adapters",),
