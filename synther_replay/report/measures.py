@@ -38,6 +38,7 @@ class Measures:
         nearest: Distances to the nearest real row; None if the rows are too few or all equal.
         dynamics: Errors against the simulator; None without one.
         critics: Values and TD errors by name; empty without critics.
+        terminated: Number of the column that says whether an episode ended; None without a spec.
         seed: Seed of all choices of rows.
     """
 
@@ -50,7 +51,13 @@ class Measures:
     nearest: Nearest | None
     dynamics: Dynamics | None
     critics: dict[str, Comparison]
+    terminated: int | None
     seed: int
+
+    @property
+    def termination_severity(self) -> float:
+        """How bad terminations are, 1 at the limit; 0 without a spec."""
+        return 0.0 if self.terminated is None else self.fidelity.columns[self.terminated].severity
 
 
 def measure(
@@ -72,13 +79,13 @@ def measure(
     spec = next((rows.spec for rows in named.values() if isinstance(rows, Transitions)), None)
     if spec is None and (env is not None or value is not None or q is not None):
         raise TypeError("env, q, value: these need Transitions, which say what each column is")
+    terminated = None if spec is None else int(spec.terminated.start)
     parts = baseline_parts(one, len(two), seed)
     scores = fidelity(real, synthetic, names=names, thresholds=thresholds, warn=False, seed=seed)
     closest = nearest(one, two, *rest or [None], seed=seed)
     if closest is not None and closest.held_out:
         # Judged again rather than measured by `fidelity`, which asks for ten times as many distances.
-        place = None if spec is None else spec.terminated.start
-        scores = judge(replace(scores, memorisation=closest.memorisation), thresholds, terminated=place)
+        scores = judge(replace(scores, memorisation=closest.memorisation), thresholds, terminated=terminated)
     correlations = [correlation_matrix(rows).cpu() for rows in (one, two)]
     levels = [column.levels is not None for column in scores.columns]
     return Measures(
@@ -91,6 +98,7 @@ def measure(
         nearest=closest,
         dynamics=None if env is None else compare_dynamics(*_transitions(spec, one, two), env),
         critics={} if spec is None else compare_critics(*_transitions(spec, one, two), q=q, value=value, gamma=gamma),
+        terminated=terminated,
         seed=seed,
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from synther_replay.common.seeding import generator_for
 from synther_replay.metrics.distances import Memorisation, memorisation
+from synther_replay.report.comparison import Comparison, compare
 
 QUERIES = 1_000  # rows of each set whose nearest real row is searched: every query is compared with all of these
 RECORDS = 200_000
@@ -35,6 +36,10 @@ class Nearest:
     copies: float
     copies_baseline: float
     near: float
+
+    def compared(self) -> Comparison:
+        """The distances of the other real rows and of the synthetic ones."""
+        return compare(self.memorisation.held_out_by_row, self.memorisation.synthetic_by_row)
 
 
 def nearest(real: Tensor, synthetic: Tensor, held_out: Tensor | None, *, seed: int = 0) -> Nearest | None:
