@@ -124,7 +124,7 @@ class DiffusionGenerator:
             max_seconds: Time limit of training steps and calibration, without the outcome model. None: as configured.
             from_scratch: Whether to start from new weights. None: as configured. The first fit always does, and one
                 whose conditions have another number of values than those of the last.
-            progress: Whether to show a progress bar. None: only in a terminal.
+            progress: Whether to show a progress bar. None: in a terminal, if the fit takes longer than a few seconds.
 
         Raises:
             TypeError: `transitions` is not a `Transitions`.
@@ -229,7 +229,9 @@ class DiffusionGenerator:
             raise ValueError("job: it is not the one that was committed last")
         self._model, self._training, self._draws.count = job.base_model, job.base, job.count_before
 
-    def sample(self, n: int, *, condition: Any = None, guidance: float = 1.0) -> Transitions:
+    def sample(
+        self, n: int, *, condition: Any = None, guidance: float = 1.0, seed: int | None = None
+    ) -> Transitions:
         """Generate `n` transitions (per model of a stack) on the generator's device.
 
         Non-finite rows are counted in `rejected` and drawn again.
@@ -240,6 +242,8 @@ class DiffusionGenerator:
                 ``(n, C)``. None: rows as they are distributed in the data.
             guidance: Weight of the condition. 1 follows the data's distribution given the condition, larger values
                 exaggerate it at twice the cost, 0 ignores it.
+            seed: Seed of these rows alone, whatever was drawn before; later draws do not change. None: the next rows of
+                the generator's own seed.
 
         Raises:
             NotFittedError: Called before the first `fit` or `load`.
@@ -249,7 +253,13 @@ class DiffusionGenerator:
         if self._model is None:
             whole_number("n", n)
             raise NotFittedError("generator: call fit or load before sample")
-        return sample(self._engine, self._model, self._draws, n, condition, guidance)
+        draws = self._draws if seed is None else Draws(whole_number("seed", seed, least=0))
+        rejected = draws.rejected
+        try:
+            return sample(self._engine, self._model, draws, n, condition, guidance)
+        finally:
+            if draws is not self._draws:
+                self._draws.rejected += draws.rejected - rejected
 
     def reseed(self, seed: int) -> None:
         """Continue with another seed, so that copies in several workers fit and generate differently."""

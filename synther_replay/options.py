@@ -43,7 +43,8 @@ class SourceOptions:
         synthetic_capacity: Maximum number of synthetic rows.
         seed: None: the seed last passed to `torch.manual_seed`.
         on_refit: Called with a `RefitReport` after every refit; if it raises, the refit is undone. It must not refit
-            itself. Copies and pickles do not have it.
+            itself. Copies and pickles do not have it. One with ``takes_source = True`` gets the source as second
+            argument, too. `RefitLog` is one that logs refits.
         relevance: What generation is guided by, a short form of `Guidance.of`: ``"curiosity"``, ``"return"``,
             ``"reward"``, ``"td_error"``, ``"value"``, a mapping of fields with the key ``"name"``, or a function from
             transitions to scores. None: not guided.

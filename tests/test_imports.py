@@ -14,12 +14,14 @@ LIBRARY = [
     ("errors",),
     ("common",),
     ("persistence", "data", "diffusion", "simulators"),
-    ("config", "metrics", "protocols"),
+    ("config", "files", "metrics", "protocols"),
     ("relevance",),
     ("replay", "model", "report"),
     ("generator",),
-    ("options",),
+    ("options", "watching"),
     ("adapters",),
+    ("cli",),
+    ("__main__",),
     ("benchmarks",),
 ]
 BENCHMARKS = [

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.locking import Lock
+from synther_replay.common.progress import is_in_refit, progress_bar
 from synther_replay.config import GeneratorConfig
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.network import NetworkShape
@@ -136,7 +137,15 @@ class Engine:
         def draw(
             n: int, seed: int, write: Callable[[int, Tensor], None], condition: Tensor | None, guidance: float
         ) -> None:
-            with torch.autocast(self.device.type, enabled=False):
-                self.sampler(condition_dim).draw(n, seed, write, condition, guidance)
+            with (
+                torch.autocast(self.device.type, enabled=False),
+                progress_bar(n, "generating", "row", shown=None if is_in_refit() else False) as bar,
+            ):
+
+                def write_and_show(start: int, codes: Tensor) -> None:
+                    write(start, codes)
+                    bar.update(codes.shape[-2])
+
+                self.sampler(condition_dim).draw(n, seed, write_and_show, condition, guidance)
 
         return draw

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
+from synther_replay.common.progress import progress_bar
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
@@ -163,7 +163,7 @@ class FitJob:
             previous: Outcome model to start from, if any.
             rows: Number of real rows.
             seconds: Time that the preparation took.
-            progress: Whether to show a progress bar. None: only in a terminal.
+            progress: Whether to show a progress bar. None: in a terminal, if the fit takes longer than a few seconds.
         """
         self.engine, (self.base, self.base_model) = engine, base
         self.training: Training | None = None
@@ -228,12 +228,12 @@ class FitJob:
             self._generators_draws.rejected += self.draws.rejected - rejected
 
     def _train(self, data: FitData) -> tuple[TrainingResult, Training]:
-        plan, disabled = self._plan, None if self._progress is None else not self._progress
+        plan = self._plan
         train, held_out = data.codes, None
         if data.held_out:
             train, held_out = data.codes.tensor_split([-data.held_out], dim=1)
         condition = 0 if data.conditions is None else data.conditions.mean.shape[2]
-        with tqdm(total=plan.steps, desc="fitting", unit="step", leave=False, disable=disabled) as bar:
+        with progress_bar(plan.steps, "fitting", "step", shown=self._progress) as bar:
 
             def show(done: int, loss: float, held_out_loss: float | None) -> None:
                 bar.update(min(done, plan.steps) - bar.n)

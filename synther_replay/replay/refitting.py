@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from synther_replay.common.locking import Lock
+from synther_replay.common.progress import in_refit
 from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator, JobGenerator, Stateful
@@ -119,7 +120,8 @@ class RefitJob:
         try:
             fit = self._fit.run()
             fitted = time.monotonic()
-            fresh = self._fit.sample(self._rows)
+            with in_refit():
+                fresh = self._fit.sample(self._rows)
             self._check(fresh)
         except BaseException:
             self.has_failed = True

@@ -261,7 +261,8 @@ class SyntheticRows:
             self._identity = object()  # jobs that were begun before are overtaken
             if self.on_refit is not None:
                 self._is_in_hook = True
-                self.on_refit(report)
+                hook: Callable[..., object] = self.on_refit
+                hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
         except BaseException:
             vars(self).update(before)
             if previous is not None:

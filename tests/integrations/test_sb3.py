@@ -870,7 +870,7 @@ def test_neither_building_nor_refitting_touches_global_random_state():
 
 # --- the callback -----------------------------------------------------------------------------------------------------
 
-KEYS = ["refits", "fit_loss", "held_out_loss", "seconds", "store_size", "store_age", "rejected"]
+KEYS = ["refits", "fit_loss", "held_out_loss", "seconds", "refit_seconds", "store_size", "store_age", "rejected"]
 KEYS = [f"synther/{key}" for key in KEYS]
 FIDELITY = ["marginal", "correlation", "worst_marginal", "failures"]
 FIDELITY = [f"synther/{key}" for key in [*FIDELITY, "termination_rate_real", "termination_rate_synthetic"]]
@@ -925,7 +925,8 @@ def test_callback_logs_terminations_and_rewards_out_of_their_support(tmp_path):
     generator = trained.replay_buffer.source.generator
     sample = generator.sample
     generator.sample = lambda n: spoilt(sample(n))
-    _, values = logged(tmp_path, SynthERCallback(), trained=trained)
+    with pytest.warns(RuntimeWarning, match="real_ratio"):
+        _, values = logged(tmp_path, SynthERCallback(), trained=trained)
     assert values["synther/termination_rate_real"] == pytest.approx(0.1)
     assert values["synther/termination_rate_synthetic"] >= 0.25
     assert values["synther/reward_out_of_support"] >= 0.25
@@ -933,7 +934,7 @@ def test_callback_logs_terminations_and_rewards_out_of_their_support(tmp_path):
 
 
 def test_callback_goes_on_if_fidelity_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr("synther_replay.adapters.sb3.callback.fidelity", raising(RuntimeError("out of memory")))
+    monkeypatch.setattr("synther_replay.watching.record.fidelity", raising(RuntimeError("out of memory")))
     with pytest.warns(RuntimeWarning, match="fidelity.*out of memory"):
         _, values = logged(tmp_path, SynthERCallback(verbose=1))
     assert sorted(values) == sorted(KEYS)
@@ -986,11 +987,10 @@ def test_callback_prints_one_line_per_refit_if_verbose(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     _, values = logged(tmp_path, SynthERCallback(verbose=1))
     lines = capsys.readouterr().out.splitlines()
-    expected = r"SynthER refit {} at step {}: 64 synthetic rows from {} real rows in \d+\.\d s, marginal (\d\.\d{{3}})"
+    expected = r"refit {} \| step {} \| loss \d\.\d\d \| marginal (\d\.\d{{3}}) \| .* \| \d+\.\d s \| 64 rows"
     for line, number, step in zip(lines, (1, 2), (40, 80), strict=True):
-        assert (found := re.match(expected.format(number, step, step), line)), line
+        assert (found := re.match(expected.format(number, step), line)), line
     assert float(found[1]) == pytest.approx(values["synther/marginal"], abs=1e-3)
-    assert all("worst column " in line for line in lines)
     logged(tmp_path, SynthERCallback(fidelity_rows=0, verbose=1), steps=50)
     assert "marginal" not in capsys.readouterr().out
 
@@ -998,7 +998,7 @@ def test_callback_prints_one_line_per_refit_if_verbose(tmp_path, capsys):
 def test_callback_reports_a_refit_after_the_last_step(capsys):
     callback = SynthERCallback(fidelity_rows=0, verbose=1)
     trained = model().learn(40, callback=callback)  # the refit at step 40 happens in the training that follows it
-    assert "refit 1 at step 40" in capsys.readouterr().out
+    assert "refit 1 | step 40" in capsys.readouterr().out
     trained.learn(10, callback=callback, reset_num_timesteps=False)
     assert capsys.readouterr().out == ""  # not twice
 

@@ -1,0 +1,65 @@
+"""Advisor: warns, with advice, of refits that are bad or that take too much of the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from synther_replay.common.notices import Notices
+from synther_replay.watching.record import RefitRecord
+
+_FIRST_SECONDS = 60.0  # of refits before their share of the run is judged: first refits compile and start from nothing
+
+
+class Advisor:
+    """Looks at every refit; a warning comes once, and again when the same has happened ten times as often.
+
+    Args:
+        most_share: Largest share of the run's time that refits should take.
+        clock: Seconds of a clock that only goes forward.
+    """
+
+    def __init__(self, most_share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the clock of the run."""
+        if isinstance(most_share, bool) or not isinstance(most_share, int | float) or not 0 < most_share <= 1:
+            raise ValueError(f"most_share: expected a number above 0 and up to 1, got {most_share!r}")
+        self.most_share = float(most_share)
+        self._clock, self._began = clock, clock()
+        self._bad, self._of_rows = 0, Notices()  # bad refits in a row
+        self._slow, self._of_time = 0, Notices()
+
+    def look_at(self, record: RefitRecord) -> None:
+        """Warn if there is something to warn of."""
+        self._judge_rows(record)
+        self._judge_time(record)
+
+    def _judge_rows(self, record: RefitRecord) -> None:
+        guided, found = record.report.relevance, record.fidelity
+        if found is None or (guided is not None and guided.share):  # guided rows are meant to differ
+            return
+        if found.passed:
+            self._bad, self._of_rows = 0, Notices()
+            return
+        self._bad += 1
+        more = f" (and {len(found.failures) - 1} more)" if len(found.failures) > 1 else ""
+        self._of_rows.warn(
+            "rows",
+            self._bad,
+            f"synthetic rows of the refit at step {record.step:,} differ from real ones: {found.failures[0]}{more}. "
+            'Train the generator longer, for example generator={"steps": 20_000}, or raise real_ratio',
+            stacklevel=4,
+        )
+
+    def _judge_time(self, record: RefitRecord) -> None:
+        run = self._clock() - self._began
+        if record.seconds < _FIRST_SECONDS or record.seconds <= self.most_share * run:
+            return
+        self._slow += 1
+        self._of_time.warn(
+            "time",
+            self._slow,
+            f"refits took {record.seconds / max(run, record.seconds):.0%} of the run so far ({record.seconds:.0f} s). "
+            'Refit less often, for example schedule={"every": 10_000}, generate fewer rows, or take a smaller '
+            'generator ("fast" on a GPU, "tiny" on a CPU)',
+            stacklevel=4,
+        )

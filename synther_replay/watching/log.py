@@ -1,0 +1,106 @@
+"""RefitLog: an `on_refit` hook that measures every refit and writes it where people look."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from synther_replay.common.checks import whole_number
+from synther_replay.common.notices import Notices
+from synther_replay.metrics import Thresholds
+from synther_replay.replay.refitting import RefitReport
+from synther_replay.replay.synthetic_rows import SyntheticRows
+from synther_replay.watching.advice import Advisor
+from synther_replay.watching.record import RefitRecord, record_of
+from synther_replay.watching.run_folder import RunFolder
+from synther_replay.watching.writers import RefitWriter
+
+logger = logging.getLogger(__name__)
+
+
+class RefitLog:
+    """Logs refits; pass it as ``on_refit`` to any buffer or adapter.
+
+    ::
+
+        log = RefitLog(TensorBoardWriter("runs/a"), WandbWriter(), folder="runs/a", verbose=1)
+        buffer = SyntheticReplayBuffer(real, on_refit=log)
+
+    Nothing that goes wrong here ends the run or undoes a refit: it is a warning.
+
+    Args:
+        *writers: Where to write to.
+        folder: Run directory: history and report for ``synther watch``. None: no files.
+        fidelity_rows: Rows to compare after each refit; 0: do not compare.
+        thresholds: Largest losses of the synthetic rows to accept.
+        most_share: Largest share of the run's time that refits should take; above it comes a warning with advice.
+        verbose: 1: one line per refit, through ``logging``.
+
+    Attributes:
+        last: The last refit, None before the first.
+        seconds: Time of all refits so far.
+    """
+
+    takes_source = True  # the buffer passes itself, too
+
+    def __init__(
+        self,
+        *writers: RefitWriter,
+        folder: str | os.PathLike[str] | None = None,
+        fidelity_rows: int = 10_000,
+        thresholds: Thresholds | None = None,
+        most_share: float = 0.5,
+        verbose: int = 0,
+    ) -> None:
+        """Check the arguments and make the folder."""
+        for writer in writers:
+            if not isinstance(writer, RefitWriter):
+                raise TypeError(f"writers: expected objects with the method write, got {writer!r}")
+        self.fidelity_rows = whole_number("fidelity_rows", fidelity_rows, least=0)
+        self.verbose = whole_number("verbose", verbose, least=0)
+        self._thresholds, self._advisor = thresholds, Advisor(most_share)
+        self._writers = (*writers, *(() if folder is None else (RunFolder(folder),)))
+        self._failures, self._reported = 0, Notices()
+        self.last: RefitRecord | None = None
+        self.seconds = 0.0
+
+    def __call__(self, report: RefitReport, source: SyntheticRows | None = None) -> None:
+        """Measure and write a refit."""
+        self.seconds += report.fit_seconds + report.sample_seconds
+        self.last = record = self._measured(report, source)
+        for writer in self._writers:
+            try:
+                writer.write(record)
+            except Exception as error:
+                self._warn_of(error, f"refit log: {type(writer).__name__} failed at step {report.steps}")
+        if self.verbose:
+            _visible().info("%s", record.line())
+        self._advisor.look_at(record)
+
+    def _measured(self, report: RefitReport, source: SyntheticRows | None) -> RefitRecord:
+        try:
+            return record_of(
+                report,
+                source,
+                seconds=self.seconds,
+                fidelity_rows=self.fidelity_rows,
+                thresholds=self._thresholds,
+            )
+        except Exception as error:
+            self._warn_of(error, f"refit log: fidelity not computed at step {report.steps}")
+            return record_of(report, source, seconds=self.seconds, fidelity_rows=0)
+
+    def _warn_of(self, error: Exception, text: str) -> None:
+        self._failures += 1
+        self._reported.warn_of(error, self._failures, text, stacklevel=4)
+
+
+def _visible() -> logging.Logger:
+    """The logger; if nobody has set up logging, its lines go to stderr, because they were asked for."""
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    return logger

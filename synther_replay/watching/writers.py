@@ -1,0 +1,69 @@
+"""Writers of refits: TensorBoard and Weights & Biases; adapters have those of their frameworks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol, runtime_checkable
+
+from synther_replay.watching.record import PREFIX, RefitRecord
+
+
+@runtime_checkable
+class RefitWriter(Protocol):
+    """Writes refits somewhere, under the names of `RefitRecord.scalars` and `RefitRecord.histograms`."""
+
+    def write(self, record: RefitRecord) -> None:
+        """Write one refit."""
+
+
+class TensorBoardWriter:
+    """Writes scalars and histograms to TensorBoard, by environment steps.
+
+    Args:
+        writer: The ``SummaryWriter`` of the run, or a folder to make one for, which needs the package ``tensorboard``.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        """Keep or make the writer."""
+        if isinstance(writer, str | os.PathLike):
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(os.fspath(writer))
+        if not callable(getattr(writer, "add_scalar", None)) or not callable(getattr(writer, "add_histogram", None)):
+            raise TypeError(f"writer: expected a folder or a SummaryWriter, got {writer!r}")
+        self.writer = writer
+
+    def write(self, record: RefitRecord) -> None:
+        """Write one refit."""
+        for name, value in record.scalars().items():
+            self.writer.add_scalar(name, value, record.step)
+        for name, values in record.histograms().items():
+            self.writer.add_histogram(name, values, record.step)
+        self.writer.flush()
+
+
+class WandbWriter:
+    """Writes scalars and histograms to Weights & Biases, with the environment steps as ``synther/step``.
+
+    The run's own steps stay as they are: W&B drops values whose step is behind the last one.
+
+    Args:
+        run: The run; None: the one that ``wandb.init`` started, when the first refit is written.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        """Keep the run."""
+        self._wandb: Any = importlib.import_module("wandb")  # optional
+        self.run, self._defined = run, False
+
+    def write(self, record: RefitRecord) -> None:
+        """Write one refit."""
+        run = self._wandb.run if self.run is None else self.run
+        if run is None:
+            raise RuntimeError("no run of W&B is active; call wandb.init before the first refit")
+        if not self._defined:
+            run.define_metric(f"{PREFIX}*", step_metric=f"{PREFIX}step")
+            self._defined = True
+        histograms = {name: self._wandb.Histogram(values.numpy()) for name, values in record.histograms().items()}
+        run.log({f"{PREFIX}step": record.step, **record.scalars(), **histograms})
