@@ -93,6 +93,19 @@ FRAMEWORK = Framework(
     on_pypi=True,
     cannot_apply=(
         CannotApply(
+            "test_n_step_replay.py::test_n_steps_warns_with_custom_replay_buffer_class[",
+            "n_steps of the model is not ignored: our buffer takes it",
+            when_mixed=False,
+        ),
+        *(
+            CannotApply(
+                f"test_n_step_replay.py::test_n_steps_with_dict_obs[{name}]",
+                "n_steps of the model is refused where SB3 ignores it with a warning",
+                when_mixed=False,
+            )
+            for name in ("DictReplayBuffer", "HerReplayBuffer")
+        ),
+        CannotApply(
             "test_her.py::test_performance_her[",
             "must flip 10 bits in 1,500 steps: rows without a continuous column are copies, made every 100 steps",
         ),
