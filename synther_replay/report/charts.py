@@ -1,6 +1,6 @@
 """Charts: measures as compact values that `draw.js` draws.
 
-Histograms are counts and correlations three decimals: the page does not grow with the rows, and hardly with the columns.
+Histograms are counts, and correlations have three decimals: the size of the page does not depend on the rows.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def sparkline(histogram: Histogram) -> str:
     real, other = (_steps(part / top) for part in shares)
     return (
         f'<svg class="spark" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path class="area" d="M0,{_HEIGHT}{real}L{_WIDTH},{_HEIGHT}Z"/><path class="line" d="M0,{_HEIGHT}{other}"/></svg>'
+        f'<path class="area" d="M0,{_HEIGHT}{real}L{_WIDTH},{_HEIGHT}Z"/>'
+        f'<path class="line" d="M0,{_HEIGHT}{other}"/></svg>'
     )
 
 

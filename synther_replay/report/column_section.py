@@ -39,11 +39,15 @@ def _legend() -> str:
     return '<span class="key area"></span> real <span class="key line"></span> synthetic.'
 
 
+def _breakable(name: str) -> str:
+    return escaped(name).replace("[", "<wbr>[")
+
+
 def _card(place: int, column: ColumnFidelity, measures: Measures) -> str:
     kind = "good" if column.passed else "bad"
     loss = column.marginal - column.marginal_baseline
     return (
-        f'<button type="button" class="card {kind}" data-column="{place}"><strong>{escaped(column.name)}</strong>'
+        f'<button type="button" class="card {kind}" data-column="{place}"><strong>{_breakable(column.name)}</strong>'
         f"{sparkline(measures.histograms[place])}"
         f"<small>{column.marginal:.3f} <span class='{kind}'>({loss:+.3f})</span></small></button>"
     )

@@ -37,7 +37,10 @@ def compare(real: Tensor, synthetic: Tensor, *, logarithmic: bool = False) -> Co
     sets = [values.detach().cpu().double() for values in (real, synthetic)]
     shown = [values.clamp(min=_LEAST).log10() for values in sets] if logarithmic else sets
     # The bins span both sets: a synthetic set may be far from the real one, which is what is to be seen.
-    counts = histogram(shown, torch.cat(shown))
+    both = torch.cat(shown)
+    # A distance or the size of an error is shown from 0: there the copies are.
+    least = 0.0 if not logarithmic and float(both.min()) >= 0 else None
+    counts = histogram(shown, both, margin=0.0, least=least)
     return Comparison(_quantiles(sets[0]), _quantiles(sets[1]), counts, logarithmic, (len(sets[0]), len(sets[1])))
 
 

@@ -1,4 +1,4 @@
-"""Sections about the rows as a whole: correlations, projection, rewards, bounds, copies, dynamics, critics, settings."""
+"""Sections about the rows as a whole, from correlations to cost and settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def correlation_section(measures: Measures) -> str:
     chosen = heat_map_columns(measures)
     if not chosen:
         return ""
-    left_out = len(measures.fidelity.columns) - len(chosen)
-    note = f" {left_out} columns that are constant or differ less are left out." if left_out else ""
-    if left_out and len(chosen) == HEAT_MAP_COLUMNS:
+    note = " Constant columns are left out."
+    if len(chosen) == HEAT_MAP_COLUMNS:
         note = f" The {len(chosen)} columns with the largest differences, of {len(measures.fidelity.columns)}."
+    elif len(chosen) == len(measures.fidelity.columns):
+        note = ""
     charts = "".join(
-        f'<figure><figcaption>{title}</figcaption><div class="chart square" id="chart-correlation_{name}"></div></figure>'
+        f"<figure><figcaption>{title}</figcaption>"
+        f'<div class="chart square" id="chart-correlation_{name}"></div></figure>'
         for name, title in (("real", "Real"), ("synthetic", "Synthetic"), ("difference", "Synthetic minus real"))
     )
     return (
@@ -64,7 +66,7 @@ def projection_section(measures: Measures) -> str:
         '<div class="two"><figure><figcaption>Rows</figcaption><div class="chart square" id="chart-projection"></div>'
         f'<p class="note">At most {POINTS:,} rows of each set, drawn with seed {measures.seed}.</p></figure>'
         '<figure><figcaption>Coverage</figcaption><div class="chart square" id="chart-coverage"></div>'
-        '<p class="note">All rows. Too few synthetic rows in one colour, too many in the other.</p></figure></div>'
+        '<p class="note">All rows. Blue: too few synthetic rows; red: too many.</p></figure></div>'
         "</section>"
     )
 
@@ -87,15 +89,17 @@ def outcome_section(measures: Measures) -> str:
     header = ["reward", "real rows", "synthetic rows", "terminated, real", "terminated, synthetic"]
     levels = table(header, lines) if lines else "<p>The reward has many values: see its column.</p>"
     outside = [
-        [cell(escaped(column.name)), cell(percent(column.out_of_bounds), "num")]
-        + [cell(percent(column.out_of_bounds_baseline), "num")]
+        [
+            cell(escaped(column.name)),
+            *(cell(percent(share), "num") for share in (column.out_of_bounds, column.out_of_bounds_baseline)),
+        ]
         for column in sorted(fidelity.columns, key=lambda column: -(column.out_of_bounds or 0))[:10]
         if column.out_of_bounds
     ]
     bounds = (
         f"<p>{percent(fidelity.out_of_bounds)} of the synthetic rows have a value that the spaces do not allow "
-        f"({percent(fidelity.out_of_bounds_baseline)} of the real rows), and {percent(fidelity.out_of_range)} one beyond "
-        "the smallest or largest real value.</p>"
+        f"({percent(fidelity.out_of_bounds_baseline)} of the real rows), and {percent(fidelity.out_of_range)} one "
+        "beyond the smallest or largest real value.</p>"
     )
     worst = table(["column", "synthetic", "real"], outside) if outside else ""
     return (
@@ -138,6 +142,17 @@ def dynamics_section(measures: Measures) -> str:
     if found is None:
         return ""
     error = found.next_observation
+    header = ["median squared error", "synthetic", "real", "of a constant guess"]
+    lines = [
+        [
+            cell(title),
+            *(cell(number(share, 2), "num") for share in (part.synthetic["median"], part.real["median"], guess)),
+        ]
+        for title, part, guess in (
+            ("next observation, mean over columns", error, found.variance_next_observation),
+            ("reward", found.reward, found.variance_reward),
+        )
+    ]
     warning = ""
     if error.real["median"] > _MISMATCH:
         warning = (
@@ -146,10 +161,7 @@ def dynamics_section(measures: Measures) -> str:
         )
     return (
         f'<section id="dynamics"><h2>Dynamics of {escaped(found.simulator)}</h2>'
-        "<p>Every row is put into the simulator, which takes one step. The median squared error of the next observation "
-        f"is {number(error.synthetic['median'], 2)} for synthetic rows and {number(error.real['median'], 2)} for real "
-        f"ones; of the reward, {number(found.reward.synthetic['median'], 2)} and "
-        f"{number(found.reward.real['median'], 2)}.</p>{warning}"
+        f"<p>Every row is put into the simulator, which takes one step.</p>{table(header, lines)}{warning}"
         '<div class="two"><div class="chart" id="chart-dynamics"></div>'
         '<div class="chart" id="chart-dynamics_reward"></div></div>'
         f'<p class="note">{sum(error.rows):,} evenly spaced rows of both sets; the simulator could not answer '

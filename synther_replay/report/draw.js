@@ -1,4 +1,6 @@
 "use strict";
+const TOUCH = matchMedia("(pointer: coarse)").matches;
+
 // Drawing: a chart's values to Plotly's traces and layout. Colours come from the style sheet, so that both schemes agree.
 
 function theme() {
@@ -27,13 +29,13 @@ function added(one, other) {
 
 function layoutOf(colours, title, more) {
   const axis = { gridcolor: colours.grid, zerolinecolor: colours.grid, linecolor: colours.grid, automargin: true };
-  const size = { family: "inherit", size: 12, color: colours.text };
+  const size = { family: "system-ui, sans-serif", size: 12, color: colours.text };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: size, margin: { l: 48, r: 8, t: 8, b: 40 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hovermode: "x unified",
     hoverlabel: { bgcolor: colours.middle, bordercolor: colours.grid, font: { color: colours.text } },
     // Where a finger scrolls the page it must not zoom a chart.
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    dragmode: TOUCH ? false : "zoom",
     xaxis: { ...axis, title: { text: title } }, yaxis: { ...axis, tickformat: ".3~p", rangemode: "tozero" }, ...more,
   };
 }
@@ -100,7 +102,7 @@ function column(chart, colours) {
 
 function comparison(chart, colours) {
   const layout = layoutOf(colours, plain(chart.axis));
-  if (chart.log) Object.assign(layout.xaxis, { type: "log", exponentformat: "power", nticks: 8 });
+  if (chart.log) Object.assign(layout.xaxis, { type: "log", exponentformat: "power", nticks: 6 });
   return { data: lines(chart, colours, shares(chart.real), plain(chart.label)), layout };
 }
 

@@ -22,6 +22,9 @@ class Dynamics:
         simulator: Its name.
         next_observation: Errors of the next observation, mean over its columns.
         reward: Errors of the reward.
+        variance_next_observation: Variance of the real next observations, mean over columns: the error of a guess that
+            is always their mean.
+        variance_reward: Variance of the real rewards.
         unanswered: Rows of both sets that the simulator cannot answer: it diverged, or the observation does not
             determine the state.
     """
@@ -29,6 +32,8 @@ class Dynamics:
     simulator: str
     next_observation: Comparison
     reward: Comparison
+    variance_next_observation: float
+    variance_reward: float
     unanswered: int
 
 
@@ -52,6 +57,8 @@ def compare_dynamics(real: Transitions, synthetic: Transitions, env: str | StepF
         simulator=name,
         next_observation=compare(one.next_observation_by_row, two.next_observation_by_row, logarithmic=True),
         reward=compare(one.reward_by_row, two.reward_by_row, logarithmic=True),
+        variance_next_observation=_variance(real, real.spec.next_observations),
+        variance_reward=_variance(real, real.spec.rewards),
         unanswered=asked_real + asked_synthetic - len(one.indices) - len(two.indices),
     )
 
@@ -67,3 +74,7 @@ def _errors(rows: Transitions, step: StepFunction, simulator: Simulator | None) 
         if len(found.indices):
             return found, count
     raise ValueError(f"env: the simulator answers none of {count} rows")
+
+
+def _variance(rows: Transitions, columns: slice) -> float:
+    return float(rows.rows[:, columns].double().var(0, correction=0).mean())

@@ -13,7 +13,7 @@ BINS = 40
 # Bins span these quantiles of the first set and a margin, in shares of the span. A single far value would otherwise
 # put all others into one bin.
 _QUANTILES = (0.001, 0.999)
-_MARGIN = 0.15
+MARGIN = 0.15
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,17 @@ class Histogram:
     counts: tuple[tuple[int, ...], ...]
 
 
-def histogram(sets: Sequence[Tensor], like: Tensor, *, levels: bool = False) -> Histogram:
+def histogram(
+    sets: Sequence[Tensor], like: Tensor, *, levels: bool = False, margin: float = MARGIN, least: float | None = None
+) -> Histogram:
     """Count the values ``(n,)`` of each set in bins, or at levels.
 
     Args:
         sets: Values of each set.
         like: Values ``(k,)`` that determine the bins or levels.
         levels: Whether to count at each distinct value of `like`.
+        margin: How far the bins go beyond nearly all values of `like`, in shares of their span.
+        least: Lower edge of the first bin; None: by the values of `like`.
 
     >>> one = torch.tensor([0.0, 1.0, 1.0])
     >>> histogram([one, torch.tensor([1.0, 0.5])], one, levels=True).counts
@@ -51,7 +55,8 @@ def histogram(sets: Sequence[Tensor], like: Tensor, *, levels: bool = False) -> 
     if levels:
         known = np.unique(guide)
         return Histogram(0.0, 0.0, tuple(known.tolist()), tuple(_at_levels(values, known) for values in arrays))
-    start, stop = _span(guide)
+    start, stop = _span(guide, margin)
+    start = start if least is None else least
     width = (stop - start) / BINS
     return Histogram(start, width, (), tuple(_in_bins(values, start, width) for values in arrays))
 
@@ -72,12 +77,14 @@ def column_histograms(parts: tuple[Tensor, Tensor], synthetic: Tensor, levels: S
     ]
 
 
-def _span(values: np.ndarray) -> tuple[float, float]:
+def _span(values: np.ndarray, margin: float) -> tuple[float, float]:
     low, high = np.quantile(values, _QUANTILES).tolist()
     if low == high:  # nearly all values are equal
         low, high = float(values.min()), float(values.max())
-    margin = _MARGIN * (high - low) or max(1e-3 * abs(high), 0.5)
-    return low - margin, high + margin
+    more = margin * (high - low)
+    if low == high:
+        more = max(1e-3 * abs(high), 0.5)
+    return low - more, high + more
 
 
 def _in_bins(values: np.ndarray, start: float, width: float) -> tuple[int, ...]:

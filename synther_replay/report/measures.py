@@ -80,9 +80,10 @@ def measure(
     if spec is None and (env is not None or value is not None or q is not None):
         raise TypeError("env, q, value: these need Transitions, which say what each column is")
     terminated = None if spec is None else int(spec.terminated.start)
+    sets = None if spec is None else (_transitions(spec, one), _transitions(spec, two))
     parts = baseline_parts(one, len(two), seed)
     scores = fidelity(real, synthetic, names=names, thresholds=thresholds, warn=False, seed=seed)
-    closest = nearest(one, two, *rest or [None], seed=seed)
+    closest = nearest(one, two, rest[0] if rest else None, seed=seed)
     if closest is not None and closest.held_out:
         # Judged again rather than measured by `fidelity`, which asks for ten times as many distances.
         scores = judge(replace(scores, memorisation=closest.memorisation), thresholds, terminated=terminated)
@@ -96,13 +97,12 @@ def measure(
         correlation_synthetic=correlations[1],
         projection=project(parts, two, correlations[0], seed=seed),
         nearest=closest,
-        dynamics=None if env is None else compare_dynamics(*_transitions(spec, one, two), env),
-        critics={} if spec is None else compare_critics(*_transitions(spec, one, two), q=q, value=value, gamma=gamma),
+        dynamics=None if env is None or sets is None else compare_dynamics(*sets, env),
+        critics={} if sets is None else compare_critics(*sets, q=q, value=value, gamma=gamma),
         terminated=terminated,
         seed=seed,
     )
 
 
-def _transitions(spec: TransitionSpec | None, *sets: Tensor) -> list[Transitions]:
-    assert spec is not None
-    return [Transitions(spec, rows.to(torch.float32)) for rows in sets]
+def _transitions(spec: TransitionSpec, rows: Tensor) -> Transitions:
+    return Transitions(spec, rows.to(torch.float32))

@@ -12,6 +12,7 @@ async function unpackedPlotly() {
 const data = JSON.parse(document.getElementById("data").textContent);
 const shown = new Map(); // element of a chart -> its values
 const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+if (TOUCH) options.displayModeBar = false; // it would always be there, and cover the legend
 
 function draw(place) {
   const chart = shown.get(place), { data: traces, layout } = DRAWINGS[chart.kind](chart, theme());

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -65,10 +66,17 @@ def page(measures: Measures, title: str, settings: Mapping[str, Mapping[str, str
         f'<meta name="color-scheme" content="light dark"><title>{escaped(title)}</title>'
         f"<style>\n{_file('page.css')}</style></head>\n<body><main><header><h1>{escaped(title)}</h1>"
         f"<p>{sizes}, {len(fidelity.columns)} columns.</p></header>\n"
-        + "\n".join(sections)
+        + "\n".join([sections[0], _contents(sections), *sections[1:]])
         + f'\n</main><script type="application/json" id="data">{json_for_script(data)}</script>\n'
         f'<script type="text/plain" id="plotly">{packed}</script>\n<script>{script}</script></body></html>\n'
     )
+
+
+def _contents(sections: list[str]) -> str:
+    """Links to the sections that are there."""
+    found = re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', "".join(sections))
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in found)
+    return f'<nav aria-label="Sections">{links}</nav>'
 
 
 @cache

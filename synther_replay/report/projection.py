@@ -105,4 +105,4 @@ def _covered(real: np.ndarray, synthetic: np.ndarray) -> float:
 
 def _some(plane: np.ndarray, seed: int) -> np.ndarray:
     order = torch.randperm(len(plane), generator=generator_for("cpu", seed))[:POINTS]
-    return plane[order.numpy()]
+    return np.asarray(plane[order.numpy()])
