@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _ABANDONED = 3_600.0  # seconds after which a temporary file of another machine counts as abandoned
-# .<name of the file>.<machine>.<process>.synther.tmp
-_NAME = re.compile(r"\.(?P<name>.+)\.(?P<machine>[^.]*)\.(?P<process>\d+)\.synther\.tmp")
+# .<name of the file>.<machine>.<process>.synther.tmp, of a folder .synther.dir
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<machine>[^.]*)\.(?P<process>\d+)\.synther\.(?:tmp|dir)")
 
 
 @contextmanager
@@ -52,6 +53,44 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder next to `path`; it replaces `path` if the block ends without an error.
+
+    A folder cannot replace another in one step. A process that is killed between the two may leave the old one beside
+    `path` as ``<name>.old``.
+
+    Raises:
+        FileNotFoundError: The folder around does not exist.
+        OSError: The folder cannot be written. The message names it.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: folder {path.parent} does not exist")
+    for left in path.parent.glob(".*.synther.dir"):
+        with suppress(FileNotFoundError):
+            if _is_abandoned(left, path.name):
+                shutil.rmtree(left, ignore_errors=True)
+    temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.dir")
+    old = path.with_name(f"{path.name}.old")
+    try:
+        temporary.mkdir()
+        yield temporary
+        for written in sorted(temporary.rglob("*"), reverse=True):
+            _to_disk(written)
+        _to_disk(temporary)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(temporary, path)
+        _to_disk(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _machine() -> str:

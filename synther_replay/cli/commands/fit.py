@@ -1,0 +1,47 @@
+"""``synther fit``: a data set in, a fitted generator out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synther_replay.cli import options
+from synther_replay.cli.fitting import fit_rows, read_rows
+from synther_replay.cli.output import Output
+
+
+def fit(
+    source: Annotated[str, typer.Argument(metavar="IN", help="The real transitions.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The file of the fitted generator.")],
+    preset: options.Preset = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    changes: options.Changes = None,
+    episode_steps: options.EpisodeSteps = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Fit a generator to IN and save it to MODEL, for `synther sample` and `DiffusionGenerator.load`.
+
+    Examples:
+        synther fit hopper_medium-v2.hdf5 hopper.safetensors
+        synther fit replay.npz replay.safetensors --preset offline --set steps=50000
+    """
+    place = options.device_of(device)
+    config = options.config_of(preset, changes, place)
+    output = Output(as_json=as_json)
+    if model.exists() and not overwrite:
+        raise FileExistsError(f"{model}: exists; --overwrite replaces it")
+    if not model.parent.is_dir():
+        raise FileNotFoundError(f"{model}: folder {model.parent} does not exist")
+    real = read_rows(source, episode_steps, output)
+    fitted = fit_rows(real, config, place, seed, output)
+    fitted.generator.save(model)
+    figures = fitted.figures
+    output.result(
+        {"input": source, "model": str(model), "real_rows": len(real), "seed": seed, "device": str(place), **figures},
+        f"{model}: {figures['parameters']:,} parameters, fitted to {len(real):,} rows in {figures['steps']:,} steps "
+        f"and {figures['seconds']:.1f} s (loss {figures['loss']:.4f})",
+    )

@@ -1,0 +1,89 @@
+"""``synther upsample``: a data set in, a larger one out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from synther_replay.cli import options
+from synther_replay.cli.fitting import fit_rows, read_rows
+from synther_replay.cli.generation import Target, digest_of, generate, manifest_of, origin_of, sized
+from synther_replay.cli.output import Output
+from synther_replay.cli.work import WorkFolder
+from synther_replay.errors import CheckpointError
+from synther_replay.generator import DiffusionGenerator
+
+
+def upsample(
+    source: Annotated[str, typer.Argument(metavar="IN", help="The real transitions.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; its suffix chooses the format.")],
+    rows: options.RowsOrTimes = None,
+    times: Annotated[float | None, typer.Option(help="Rows to generate, in multiples of the real ones.")] = None,
+    preset: options.Preset = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    changes: options.Changes = None,
+    episode_steps: options.EpisodeSteps = None,
+    overwrite: options.Overwrite = False,
+    as_json: options.Json = False,
+) -> None:
+    """Fit a generator to IN and write generated transitions to OUT.
+
+    A command that was interrupted or killed continues when it is given again; rows so far wait in OUT.partial.
+
+    Examples:
+        synther upsample hopper_medium-v2.hdf5 hopper.parquet --rows 5M
+        synther upsample D4RL/pen/human-v2 minari:pen/synthetic-v0 --times 10
+        synther upsample replay.npz more.npz --rows 1M --preset offline --device cuda
+        synther upsample replay.npz more.npz --times 2 --set steps=20000 --json
+    """
+    if (rows is None) == (times is None):
+        raise typer.BadParameter("expected one of --rows and --times", param_hint="--rows")
+    if times is not None and not 0 < times < 1e9:
+        raise typer.BadParameter(f"expected a positive number, got {times}", param_hint="--times")
+    place = options.device_of(device)
+    config = options.config_of(preset, changes, place)
+    output = Output(as_json=as_json)
+    target = Target.of(out, overwrite=overwrite)
+    real = read_rows(source, episode_steps, output)
+    if rows is None:
+        assert times is not None
+        rows = max(1, round(times * len(real)))
+    manifest = manifest_of(
+        data=digest_of(real), config=config.to_json(), seed=seed, device=place.type, rows=rows, format=target.format
+    )
+    work = WorkFolder(target.path, manifest)
+    generator, figures = _continued(work, str(place)), None
+    if generator is None:
+        fitted = fit_rows(real, config, place, seed, output)
+        generator, figures = fitted.generator, fitted.figures
+        generator.save(work.model)
+    real_rows = len(real)
+    del real  # the rows asked for may need the memory
+    origin = {**origin_of(generator, source, seed), "real_rows": real_rows}
+    written = generate(generator, target, rows, seed, origin, work, output)
+    values: dict[str, Any] = {
+        "input": source,
+        "real_rows": real_rows,
+        "seed": seed,
+        "device": str(place),
+        "fit": figures,
+        **written,
+    }
+    output.result(
+        values,
+        f"{target.path}: {rows:,} rows ({sized(written['bytes'])}, {target.format}) from {real_rows:,} real ones; "
+        f"fitted in {0.0 if figures is None else figures['seconds']:.1f} s, "
+        f"generated in {written['generate_seconds']:.1f} s, written in {written['write_seconds']:.1f} s",
+    )
+
+
+def _continued(work: WorkFolder, device: str) -> DiffusionGenerator | None:
+    """Return the generator that an earlier command fitted, if any."""
+    if not (work.is_continued and work.model.exists()):
+        return None
+    try:
+        return DiffusionGenerator.load(work.model, device=device)
+    except CheckpointError:  # damaged since; the fit is repeated
+        return None

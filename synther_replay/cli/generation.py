@@ -1,0 +1,153 @@
+"""Generating rows into a file: in blocks, each with a seed of its own, so that a killed command can continue."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import synther_replay
+from synther_replay.cli.output import Output
+from synther_replay.cli.work import WorkFolder
+from synther_replay.common.seeding import derive_seed
+from synther_replay.config import GeneratorConfig
+from synther_replay.data.transitions import Transitions
+from synther_replay.files.formats import located
+from synther_replay.files.spool import Spool
+from synther_replay.files.table import SPEC
+from synther_replay.files.writing import write_blocks
+from synther_replay.generator import DiffusionGenerator
+
+_STREAM = 11  # of the seeds of blocks; the generator itself uses smaller numbers
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to write, which was checked before anything expensive.
+
+    Attributes:
+        path: The file or folder.
+        format: Name of its format.
+    """
+
+    path: Path
+    format: str
+
+    @classmethod
+    def of(cls, out: str, *, overwrite: bool) -> Target:
+        """Check that the output can be written.
+
+        Raises:
+            ValueError: The format is unknown, or the output exists.
+            OSError: The folder does not exist or cannot be written.
+            ImportError: A library of the format is missing.
+        """
+        path, chosen = located(out, exists=False)
+        chosen.check_installed()
+        if out.startswith("minari:"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: folder {path.parent} does not exist")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"{path}: folder {path.parent} is not writable")
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path}: exists; --overwrite replaces it")
+        return cls(path, chosen.NAME)
+
+
+def generate(
+    generator: DiffusionGenerator,
+    target: Target,
+    rows: int,
+    seed: int,
+    origin: Mapping[str, Any],
+    work: WorkFolder,
+    output: Output,
+) -> dict[str, Any]:
+    """Generate rows and write them; returns figures for the result.
+
+    Args:
+        generator: A fitted generator.
+        target: What to write.
+        rows: Number of rows.
+        seed: Seed of the rows.
+        origin: What the file tells of its origin.
+        work: Where rows wait until all are there.
+        output: Shows the progress.
+    """
+    begun = time.monotonic()
+    spool = Spool(work.rows, generator.spec, rows)
+    resumed = spool.rows
+    with output.step("generating", rows, resumed) as advance:
+        while spool.next_size:
+            size = spool.next_size
+            spool.append(generator.sample(size, seed=derive_seed(seed, _STREAM, spool.number)))
+            advance(size)
+    generated = time.monotonic()
+    with output.step(f"writing {target.path.name}"):
+        write_blocks(target.path, rows, spool.blocks, {**origin, "rows": rows, SPEC: generator.spec.to_json()})
+    work.remove()
+    return {
+        "output": str(target.path),
+        "format": target.format,
+        "rows": rows,
+        "columns": generator.spec.dim,
+        "resumed_rows": resumed,
+        "bytes": size_of(target.path),
+        "generate_seconds": round(generated - begun, 3),
+        "write_seconds": round(time.monotonic() - generated, 3),
+        "rows_per_second": round((rows - resumed) / max(generated - begun, 1e-9)),
+    }
+
+
+def origin_of(generator: DiffusionGenerator, source: str, seed: int) -> dict[str, Any]:
+    """Return what a file tells of its origin; the same in every run, because the same seed gives the same bytes."""
+    return {
+        "made_by": f"synther_replay {synther_replay.__version__}",
+        "source": Path(source).name or source,
+        "seed": seed,
+        "settings": _changes(generator.config),
+    }
+
+
+def _changes(config: GeneratorConfig) -> dict[str, Any]:
+    """Return the settings that differ from those of the preset `fast`."""
+    usual = GeneratorConfig().to_json()
+    return {name: value for name, value in config.to_json().items() if value != usual[name]}
+
+
+def manifest_of(**given: Any) -> dict[str, Any]:
+    """Return what rows depend on, with the versions that may change them."""
+    return {**given, "version": synther_replay.__version__, "torch": str(torch.__version__)}
+
+
+def digest_of(transitions: Transitions) -> str:
+    """Return a digest of rows and spec."""
+    digest = hashlib.sha256(repr(transitions.spec.to_json()).encode())
+    digest.update(transitions.rows.numpy().data.cast("B") if len(transitions) else b"")
+    return digest.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file or folder."""
+    files = [path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def sized(count: float) -> str:
+    """Return bytes for people.
+
+    >>> sized(999), sized(16_800_000)
+    ('999 B', '16.8 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1_000 or unit == "GB":
+            break
+        count /= 1_000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,70 @@
+"""WorkFolder: what a killed command leaves beside its output, so that the same command continues."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from synther_replay.persistence.atomic import replacing
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two commands for one output are not detected
+    fcntl = None  # type: ignore[assignment]
+
+_MANIFEST = "manifest.json"
+
+
+class WorkFolder:
+    """The folder ``<output>.partial`` with a manifest, the fitted model and the rows so far.
+
+    A folder of a command with other arguments, input or version is emptied.
+
+    Args:
+        output: The file or folder that will be written.
+        manifest: Everything that the rows depend on, as JSON values.
+
+    Raises:
+        BlockingIOError: Another process is writing the same output.
+    """
+
+    def __init__(self, output: Path, manifest: Mapping[str, Any]) -> None:
+        """Make or continue the folder."""
+        self.path = output.with_name(f"{output.name}.partial")
+        self.path.mkdir(exist_ok=True)
+        self._lock = (self.path / "lock").open("w")
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BlockingIOError(f"{output}: another process is writing it ({self.path} is locked)") from error
+        self.is_continued = self._manifest() == json.loads(json.dumps(manifest))
+        if not self.is_continued:
+            self.model.unlink(missing_ok=True)
+            self.rows.unlink(missing_ok=True)
+            with replacing(self.path / _MANIFEST) as temporary:
+                temporary.write_text(json.dumps(manifest))
+
+    @property
+    def model(self) -> Path:
+        """Path of the fitted model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def rows(self) -> Path:
+        """Path of the rows so far."""
+        return self.path / "rows.spool"
+
+    def remove(self) -> None:
+        """Remove the folder; the output is complete."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def _manifest(self) -> Any:
+        try:
+            return json.loads((self.path / _MANIFEST).read_text())
+        except (OSError, ValueError):
+            return None
