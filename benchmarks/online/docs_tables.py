@@ -10,7 +10,7 @@ import numpy as np
 
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.environments.scores import TASKS
-from synther_replay.benchmarks.online import discrete
+from synther_replay.benchmarks.online import agents_table, discrete
 from synther_replay.benchmarks.online.published import DMC_AGENTS, GYM_AGENTS, beside_ours, sources
 from synther_replay.benchmarks.online.results import SUBJECT, Run, compare_runs, read_run, read_runs
 from synther_replay.benchmarks.online.tables import interval_cell, score_table
@@ -67,6 +67,7 @@ def tables(results: Path) -> dict[str, str]:
         "online-published": _published(runs),
         "online-versions": _versions(main),
         "online-ablation": _ablation(results / "online" / "ablation"),
+        "online-agents": agents_table.table(results / "online" / "agents"),
         "online-guided": _guided(results / "online" / "guided"),
         "online-sb3": _stable_baselines(main),
         "online-discrete": discrete.table(results / "online" / "discrete"),

@@ -10,6 +10,7 @@ from scipy import stats
 from synther_replay.benchmarks import figures
 from synther_replay.benchmarks.common import statistics as aggregate
 from synther_replay.benchmarks.environments.scores import DMC_TASKS, GYM_TASKS, normalise
+from synther_replay.benchmarks.online import agents_table
 from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
 from synther_replay.benchmarks.online import results as online_results
@@ -403,3 +404,16 @@ def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeyp
     assert [text.get_text() for text in axes[5].texts] == ["no results"]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["sac"]
     assert "95 % stratified bootstrap interval" in drawn[0].get_supxlabel()
+
+
+def test_table_of_agents_shows_what_differs_from_the_default_agent(tmp_path):
+    changes = {"temperature": 0.01, "normalise_observations": True}
+    shared = {"critic": "layernorm", "utd": 20, "real_ratio": 0.9}
+    write(tmp_path, "Ant-v4", "synther", [10.0, 30.0], settings={**shared, "algo": "synther", "agent": changes})
+    write(tmp_path, "Ant-v4", "sac20", [1.0], settings={**shared, "algo": "sac20"})
+    rows = agents_table.table(tmp_path).splitlines()[2:]
+    plain, changed = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+    assert plain[:8] == ["Ant-v4", "layernorm", "20", "0%", "1", "0", "no", "0.0003"]
+    assert changed[:8] == ["Ant-v4", "layernorm", "20", "10%", "0.01", "0", "yes", "0.0003"]
+    assert (plain[-2], changed[-2]) == ("1", "2")
+    assert changed[-1].startswith("20 ")
