@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -53,6 +54,20 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     return lambda *, full=True: monkeypatch.setattr(os, "fsync", no_room if full else genuine)
+
+
+@pytest.fixture(scope="module")  # not longer: its event loop would be that of other tests, too
+def browser() -> Iterator[Any]:
+    """A headless Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for found in map(shutil.which, names) if found), None)
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # containers run as root
+        yield started
+        started.close()
 
 
 @pytest.fixture

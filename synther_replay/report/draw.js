@@ -15,7 +15,7 @@ function plain(name) {
 }
 
 function shortened(name, most) {
-  return plain(name.length > most ? name.slice(0, most - 1) + "…" : name);
+  return plain(name.length > most ? name.slice(0, most - 1) + "\u2026" : name);
 }
 
 function shares(counts) {

@@ -100,7 +100,7 @@ def _cells(plane: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 def _covered(real: np.ndarray, synthetic: np.ndarray) -> float:
     inside = float(real.sum())
-    return float(real[synthetic > 0].sum()) / inside if inside else float("nan")
+    return min(1.0, float(real[synthetic > 0].sum()) / inside) if inside else float("nan")  # rounding
 
 
 def _some(plane: np.ndarray, seed: int) -> np.ndarray:
