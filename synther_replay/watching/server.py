@@ -1,0 +1,166 @@
+"""WatchServer: shows a run directory on a page of this machine, read-only."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from synther_replay.watching.run_folder import HISTORY, REPORT, read_history
+
+logger = logging.getLogger(__name__)
+
+_ADDRESS = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")  # of this machine, in the Host header
+_INLINE = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_PAGE_POLICY = f"{_INLINE}; script-src 'unsafe-inline'; connect-src 'self'; frame-src 'self'"
+# The report is a file that anybody may have put there: its scripts get no access to this server.
+_SANDBOX = "sandbox allow-scripts allow-downloads; frame-ancestors 'self'"
+_REPORT_POLICY = f"{_INLINE}; script-src 'unsafe-inline' 'unsafe-eval'; {_SANDBOX}"
+
+
+class _Answer(NamedTuple):
+    body: bytes
+    kind: str
+    policy: str = "default-src 'none'"
+    tag: str = ""  # of this content; a browser that has it gets no body
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves the history and the latest report of a run on this machine alone.
+
+    There are three addresses, ``/``, ``/history`` and ``/report``; no other file can be asked for. Requests with the
+    name of another host are refused, because a web page elsewhere could make them by a name of its own.
+
+    ::
+
+        with WatchServer("runs/a") as server:
+            print(server.url)
+            server.serve_forever()
+
+    Args:
+        folder: The run directory.
+        port: Port; 0: any free one.
+
+    Raises:
+        FileNotFoundError: The directory does not exist.
+        OSError: The port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: str | Path, port: int = 0) -> None:
+        """Open the port."""
+        self.folder = Path(folder).resolve()
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"folder: there is no directory {folder}")
+        super().__init__((_ADDRESS, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{_ADDRESS}:{self.server_port}/"
+
+    @cached_property
+    def page(self) -> bytes:
+        """The page."""
+        return (Path(__file__).parent / "page.html").read_bytes()
+
+    def answer(self, path: str) -> _Answer | None:
+        """Return what is at an address; None: nothing."""
+        made: dict[str, Callable[[], _Answer | None]] = {
+            "/": lambda: _Answer(self.page, "text/html; charset=utf-8", _PAGE_POLICY),
+            "/history": self._history,
+            "/report": self._report,
+        }
+        return made[path]() if path in made else None
+
+    def _history(self) -> _Answer:
+        tag = f'"{_state_of(self.folder / HISTORY)}-{_state_of(self._report_path())}"'
+        records = read_history(self.folder)
+        values = {
+            "name": self.folder.name,
+            "report": _state_of(self._report_path()),
+            "refits": [{key: entry.get(key) for key in ("step", "time", "line", "scalars")} for entry in records],
+            "latest": records[-1] if records else None,
+        }
+        return _Answer(json.dumps(values).encode(), "application/json", tag=tag)
+
+    def _report(self) -> _Answer | None:
+        path = self._report_path()
+        if path is None:
+            return None
+        return _Answer(path.read_bytes(), "text/html; charset=utf-8", _REPORT_POLICY, f'"{_state_of(path)}"')
+
+    def _report_path(self) -> Path | None:
+        """The report; None if there is none, or if it is a link to somewhere else."""
+        path = self.folder / REPORT
+        return path if path.is_file() and path.resolve().parent == self.folder else None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD; everything else is refused by the base class."""
+
+    server: WatchServer
+    server_version, sys_version = "synther", ""
+    timeout = 30  # seconds that a connection may stay without a request
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        if not self._is_local():
+            self._send(HTTPStatus.FORBIDDEN, _Answer(b"only for this machine\n", "text/plain"))
+            return
+        try:
+            found = self.server.answer(urlsplit(self.path).path)
+        except (OSError, ValueError) as error:  # the file is being replaced, or the address is not one
+            logger.info("no answer for %r: %s", self.path, error)
+            found = None
+        if found is None:
+            self._send(HTTPStatus.NOT_FOUND, _Answer(b"not found\n", "text/plain"))
+        elif found.tag and self.headers.get("If-None-Match") == found.tag:
+            self._send(HTTPStatus.NOT_MODIFIED, found._replace(body=b""))
+        else:
+            self._send(HTTPStatus.OK, found)
+
+    def _is_local(self) -> bool:
+        allowed = {f"{name}:{self.server.server_port}" for name in _NAMES}
+        return self.headers.get_all("Host", []) in ([name] for name in allowed)
+
+    def _send(self, status: HTTPStatus, answer: _Answer) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": answer.kind,
+            "Content-Length": str(len(answer.body)),
+            "Cache-Control": "no-cache",
+            "Content-Security-Policy": answer.policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in (headers | ({"ETag": answer.tag} if answer.tag else {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+
+def _state_of(path: Path | None) -> str | None:
+    """Changes with the content of a file; None without a file."""
+    if path is None or not path.exists():
+        return None
+    status = path.stat()
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}"
