@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import synther_replay
-from synther_replay.cli.commands import bench, fit, info, sample, upsample, watch
+from synther_replay.cli.commands import bench, fit, info, report, sample, upsample, watch
 from synther_replay.errors import is_out_of_memory
 
 # A new sub-command is a module with a function of its name and an entry here.
@@ -25,6 +25,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     fit.fit,
     sample.sample,
     info.info,
+    report.report,
     bench.bench,
     watch.watch,
 )

@@ -7,6 +7,8 @@ Hopper and Walker2d clip.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import gymnasium as gym
@@ -34,7 +36,7 @@ class LocomotionSimulator:
     def __init__(self, name: str) -> None:
         """Build the simulation."""
         self.name = name
-        with warnings.catch_warnings():
+        with _silent(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # v4 is outdated, but D4RL's data come from it
             self._env = cast(Any, gym.make(name, disable_env_checker=True).unwrapped)
         task = name.partition("-")[0]
@@ -52,7 +54,8 @@ class LocomotionSimulator:
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One step from each observation."""
-        return step_each(self._step, observations, actions)
+        with _silent():
+            return step_each(self._step, observations, actions)
 
     def _step(self, observation: np.ndarray, action: np.ndarray) -> Outcome:
         env = self._env
@@ -63,3 +66,17 @@ class LocomotionSimulator:
         if env.data.warning.number[_DIVERGED].any():
             return np.full(self.observation_dim, np.nan), np.nan
         return after, float(reward)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """MuJoCo's warnings go nowhere: else they are printed, and written to a file in the working folder.
+
+    Gymnasium's models use an old attribute, and a simulation that diverges is a result here.
+    """
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda _: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)

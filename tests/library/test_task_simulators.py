@@ -43,3 +43,12 @@ def test_a_simulator_agrees_with_rows_of_its_task(name: str) -> None:
 def test_a_task_without_simulator_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(ValueError, match="HalfCheetah"):
         make_simulator("Reacher-v5")
+
+
+def test_a_simulator_neither_prints_nor_writes_where_it_diverges(tmp_path, monkeypatch, capfd) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    simulator = make_simulator("HalfCheetah-v5")
+    following, rewards = simulator(np.full((1, 17), 1e12, np.float32), np.zeros((1, 6), np.float32))
+    assert np.isnan(following).all() and np.isnan(rewards).all()
+    assert (*capfd.readouterr(), *tmp_path.iterdir()) == ("", "")

@@ -157,5 +157,5 @@ def test_without_plotly_numbers_remain_and_the_page_says_what_to_install(rows, m
     made = report(rows(50, 0), rows(50, 1))
     assert made.to_json()["rows_real"] == 50
     with pytest.raises(ImportError, match=r"pip install 'synther-replay\[report\]'"):
-        made.html
+        _ = made.html
     page._plotly.cache_clear()
