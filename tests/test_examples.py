@@ -41,7 +41,7 @@ def test_the_demo_compares_both_buffers_and_plots(tmp_path):
     assert printed.count("SAC + SynthER  seed") == 2
     assert "| steps | SAC | SAC + SynthER |" in printed
     assert "| 402 | -" in printed
-    assert "SynthER refit 1 at step 4" in printed
+    assert "refit 1 | step 4" in printed
     assert "marginal " in printed
     for name in ("curves.png", "marginals.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from synther_replay.common.notices import Notices
 from synther_replay.watching.record import RefitRecord
 
+_BAD_IN_A_ROW = 3  # refits before a warning: the first ones see few rows
 _FIRST_SECONDS = 60.0  # of refits before their share of the run is judged: first refits compile and start from nothing
 
 
@@ -44,8 +45,9 @@ class Advisor:
         more = f" (and {len(found.failures) - 1} more)" if len(found.failures) > 1 else ""
         self._of_rows.warn(
             "rows",
-            self._bad,
-            f"synthetic rows of the refit at step {record.step:,} differ from real ones: {found.failures[0]}{more}. "
+            self._bad // _BAD_IN_A_ROW,
+            f"synthetic rows of {self._bad} refits in a row, the last at step {record.step:,}, differ from real ones: "
+            f"{found.failures[0]}{more}. "
             'Train the generator longer, for example generator={"steps": 20_000}, or raise real_ratio',
             stacklevel=4,
         )

@@ -45,7 +45,7 @@ def settings():
 
 def test_a_yaml_file_trains_saves_goes_on_and_plays(tmp_path, settings):
     printed = train(tmp_path, settings, "--save-replay-buffer")
-    assert "SynthER refit 1 at step 12" in printed
+    assert "refit 1 | step 12" in printed
     saved = tmp_path / "sac" / "Pendulum-v1_1"
     assert (saved / "replay_buffer.pkl").exists()
     zoo("enjoy", tmp_path, "--no-render", "-n", "5")
