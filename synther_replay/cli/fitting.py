@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from synther_replay.cli.output import Output
+from synther_replay.cli.threads import choose_threads
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions
 from synther_replay.files.reading import FileError, open_file
@@ -40,6 +41,7 @@ def read_rows(path: str, episode_steps: int | None, output: Output) -> Transitio
 def fit_rows(rows: Transitions, config: GeneratorConfig, device: torch.device, seed: int, output: Output) -> Fitted:
     """Fit a new generator."""
     begun = time.monotonic()
+    choose_threads(config, device)
     generator = DiffusionGenerator(rows.spec, config, device=device, seed=seed)
     report = generator.fit(rows, progress=output.is_interactive)
     held_out = None if report.held_out_loss is None else round(report.held_out_loss, 6)

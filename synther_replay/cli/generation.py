@@ -14,6 +14,7 @@ import torch
 
 import synther_replay
 from synther_replay.cli.output import Output
+from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
 from synther_replay.common.seeding import derive_seed
 from synther_replay.config import GeneratorConfig
@@ -82,6 +83,7 @@ def generate(
         output: Shows the progress.
     """
     begun = time.monotonic()
+    choose_threads(generator.config, generator.device)
     spool = Spool(work.rows, generator.spec, rows)
     resumed = spool.rows
     with output.step("generating", rows, resumed) as advance:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from synther_replay.cli import options
 from synther_replay.cli.output import Output
+from synther_replay.cli.threads import choose_threads
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.generator import DiffusionGenerator
@@ -78,6 +79,7 @@ def _random_rows(observations: int, actions: int) -> Transitions:
 
 
 def _measure(real: Transitions, config: GeneratorConfig, device: torch.device, steps: int, rows: int) -> dict[str, Any]:
+    choose_threads(config, device)
     generator = DiffusionGenerator(real.spec, config, device=device, seed=0)
     generator.fit(real, steps=steps, from_scratch=True, progress=False)
     few, many = (

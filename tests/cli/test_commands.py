@@ -1,0 +1,169 @@
+"""The commands as a shell user sees them: files, exit status, one line on stderr, one JSON object on stdout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from small_data import SETTINGS, arrays
+
+from synther_replay import DiffusionGenerator
+from synther_replay.cli import options
+from synther_replay.files import read
+
+COMMANDS = ("upsample", "fit", "sample", "info", "bench")
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on stderr with the words, nothing on stdout, exit status 1."""
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("synther: error: ")
+    assert done.stderr.count("\n") == 1
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
+def test_upsample_writes_rows_that_are_read_back(tmp_path, data, synther_json, suffix):
+    out = tmp_path / f"more{suffix}"
+    printed = synther_json("upsample", data, out, "--times", 1.5, "--device", "cpu", *SETTINGS)
+    assert (printed["rows"], printed["real_rows"], printed["bytes"]) == (300, 200, out.stat().st_size)
+    rows = read(out)
+    assert len(rows) == 300
+    low, high = (getattr(arrays()["actions"], name)(0) for name in ("min", "max"))
+    assert ((rows.actions.numpy() >= low) & (rows.actions.numpy() <= high)).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, data.name])
+
+
+def test_upsample_is_quiet_when_not_in_a_terminal(tmp_path, data, synther):
+    done = synther("upsample", data, tmp_path / "more.npz", "--rows", 10, *SETTINGS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_fit_and_sample_give_what_the_library_gives(tmp_path, data, synther_json):
+    model, out = tmp_path / "model.safetensors", tmp_path / "rows.npz"
+    fitted = synther_json("fit", data, model, "--seed", 3, *SETTINGS)
+    assert (fitted["real_rows"], fitted["steps"]) == (200, 20)
+    assert DiffusionGenerator.load(model).seed == 3
+    sampled = synther_json("sample", model, out, "--rows", "1k")
+    assert sampled["rows"] == 1_000
+    told = synther_json("info", model)
+    assert (told["fitted"], told["columns"], told["seed"]) == (True, read(out).spec.dim, 3)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path, data, synther):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        out = tmp_path / f"{name}.hdf5"
+        assert synther("upsample", data, out, "--rows", 500, "--seed", seed, *SETTINGS).returncode == 0
+    a, b, c = ((tmp_path / f"{name}.hdf5").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_info_tells_sizes_rates_and_origin(tmp_path, data, synther, synther_json):
+    told = synther_json("info", data)
+    real = arrays()
+    assert (told["rows"], told["transitions"], told["columns"]) == (200, 200, 10)
+    assert told["terminated"] == real["terminals"].sum()
+    assert told["reward"]["mean"] == pytest.approx(real["rewards"].mean(), abs=1e-5)
+    assert told["reward"]["std"] == pytest.approx(real["rewards"].std(), abs=1e-5)
+    out = tmp_path / "more.parquet"
+    synther_json("upsample", data, out, "--rows", 50, "--seed", 5, *SETTINGS)
+    origin = synther_json("info", out)["origin"]
+    assert (origin["source"], origin["seed"], origin["real_rows"]) == (data.name, 5, 200)
+    shown = synther("info", out)
+    assert shown.returncode == 0
+    assert "Parquet" in shown.stdout
+
+
+def test_bench_measures_and_recommends(synther_json):
+    told = synther_json("bench", "--preset", "tiny", "--steps", 4, "--rows", 64, "--observations", 3, "--actions", 1)
+    assert told["presets"]["tiny"]["rows_per_second"] > 0
+    assert told["presets"]["tiny"]["fit_seconds"] >= told["presets"]["tiny"]["refit_seconds"]
+    assert "tiny" in told["advice"]
+
+
+@pytest.mark.parametrize("arguments", [(), *((name,) for name in COMMANDS)])
+def test_help_has_examples(arguments, synther):
+    done = synther(*arguments, "--help")
+    assert done.returncode == 0
+    assert f"synther {' '.join(arguments)}".strip() in done.stdout.split("Examples:")[1]
+
+
+def test_wrong_usage_has_exit_status_2(tmp_path, data, synther):
+    out = tmp_path / "out.npz"
+    for arguments in (
+        ("nothing",),
+        ("upsample", data),
+        ("upsample", data, out),
+        ("upsample", data, out, "--rows", 5, "--times", 2),
+        ("upsample", data, out, "--rows", "many"),
+        ("upsample", data, out, "--times", -1),
+        ("upsample", data, out, "--rows", 5, "--preset", "slow"),
+        ("upsample", data, out, "--rows", 5, "--set", "stepps=5"),
+        ("upsample", data, out, "--rows", 5, "--set", "steps"),
+        ("upsample", data, out, "--rows", 5, "--device", "toaster"),
+    ):
+        done = synther(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert done.stderr
+    assert not out.exists()
+
+
+def test_numbers_of_rows():
+    given = {"5M": 5_000_000, "2.5k": 2_500, "1_000": 1_000, "10,000": 10_000, "1e3": 1_000, "7": 7}
+    assert {text: options.count(text) for text in given} == given
+    for text in ("0", "-5", "1.5", "M", "5 apples", "", "1e-3", "nan", "inf"):
+        with pytest.raises(Exception, match="rows"):
+            options.count(text)
+
+
+def test_outputs_are_checked_before_the_work_begins(tmp_path, data, synther):
+    taken = tmp_path / "taken.npz"
+    taken.write_bytes(b"old")
+    refused(synther("upsample", data, taken, "--rows", 5, *SETTINGS), "taken.npz", "--overwrite")
+    assert taken.read_bytes() == b"old"
+    refused(synther("upsample", data, tmp_path / "no" / "out.npz", "--rows", 5), "no", "does not exist")
+    refused(synther("upsample", data, tmp_path / "out.csv", "--rows", 5), "out.csv", ".parquet")
+    assert synther("upsample", data, taken, "--rows", 5, "--overwrite", *SETTINGS).returncode == 0
+    assert len(read(taken)) == 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, data, synther):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    refused(synther("upsample", data, folder / "out.npz", "--rows", 5), "locked", "writable")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rewards": None}, ("rewards", "missing")),
+        ({"observations": None, "next_observations": None}, ("observations", "missing")),
+        ({"next_observations": None}, ("timeouts", "--episode-steps")),
+        ({"rewards": np.full(200, np.nan)}, ("rewards", "nan")),
+        ({"actions": np.full((200, 2), np.inf)}, ("actions", "inf")),
+        ({"terminals": np.full(200, 0.5)}, ("terminals", "0.5")),
+        ({"rewards": np.zeros(100)}, ("rewards", "100")),
+        ({"next_observations": np.zeros((200, 4))}, ("next_observations", "(200, 4)")),
+        ({"observations": np.array(["a"] * 200)}, ("observations", "numbers")),
+    ],
+)
+def test_bad_fields_are_named_with_their_file(tmp_path, synther, changes, words):
+    path = tmp_path / "bad.npz"
+    fields = {key: value for key, value in (arrays() | changes).items() if value is not None}
+    np.savez(path, **fields)
+    refused(synther("upsample", path, tmp_path / "out.npz", "--rows", 5, *SETTINGS), "bad.npz", *words)
+
+
+def test_files_without_transitions_are_named(tmp_path, synther):
+    for name in ("empty.npz", "empty.hdf5", "empty.parquet"):
+        (tmp_path / name).write_bytes(b"")
+        refused(synther("info", tmp_path / name), name)
+    np.savez(tmp_path / "few.npz", **arrays(5))
+    refused(synther("fit", tmp_path / "few.npz", tmp_path / "model"), "few.npz", "32", "5")
+    refused(synther("info", tmp_path / "missing.npz"), "missing.npz", "no such file")
+    refused(synther("sample", tmp_path / "few.npz", tmp_path / "out.npz", "--rows", 5), "few.npz")
