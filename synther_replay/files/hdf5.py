@@ -15,7 +15,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class HDF5Table:
             if length != self.rows:
                 raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(lengths))}, got {length}")
 
-    def blocks(self, keys: Sequence[str], size: int) -> Iterator[Arrays]:
+    def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""
         h5py = needs("h5py", "corl")
         with h5py.File(self._path, "r") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ def spec_of(table: Table) -> TransitionSpec:
         if root_of(key) == _ACTIONS or (_is_category(column) and root_of(key) in (OBSERVATIONS, NEXT_OBSERVATIONS))
     ]
     values = sum(int(np.prod(table.columns[key].shape)) for key in scanned)
-    ranges = _ranges(table.blocks(scanned, block_rows(values)))
+    with closing(table.blocks(scanned, block_rows(values))) as blocks:  # errors close the file, too
+        ranges = _ranges(blocks)
     largest = {key: high for key, (_, high) in ranges.items()}
     for key, high in largest.items():  # an observation may be reached as a next one only
         if root_of(key) == NEXT_OBSERVATIONS:

@@ -11,7 +11,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class MinariTable:
             key: Column(values.shape[1:], values.dtype) for key, values in to_arrays(_no_rows(spec)).items()
         }
 
-    def blocks(self, keys: Sequence[str], size: int) -> Iterator[Arrays]:
+    def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows; an episode that is longer than a block is held in memory."""
         held: list[Arrays] = []
         for episode in self._data.iterate_episodes():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ class NPZTable:
             if shape[0] != self.rows:
                 raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(headers))}, got {shape[0]}")
 
-    def blocks(self, keys: Sequence[str], size: int) -> Iterator[Arrays]:
+    def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""
         with zipfile.ZipFile(self._path) as archive, ExitStack() as opened:
             check_expansion(sum(archive.getinfo(self._members[key]).file_size for key in keys), self._path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class ParquetTable:
             for key, name in self._names.items()
         }
 
-    def blocks(self, keys: Sequence[str], size: int) -> Iterator[Arrays]:
+    def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""
         names = [self._names[key] for key in keys]
         with _parquet().ParquetFile(self._path) as file:

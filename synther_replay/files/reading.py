@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from synther_replay.files.fields import NEXT_OBSERVATIONS, TIMEOUTS, leaves, roo
 from synther_replay.files.formats import located
 from synther_replay.files.inference import spec_of
 from synther_replay.files.pairing import paired
-from synther_replay.files.table import Arrays, Table, block_rows
+from synther_replay.files.table import Table, block_rows
 
 
 class FileError(ValueError):
@@ -66,9 +67,9 @@ class TransitionFile:
         if missing:
             raise FileError(f"{self.path}: {', '.join(missing)}: missing; found {', '.join(self._table.columns)}")
         try:
-            arrays: Iterator[Arrays] = self._table.blocks(keys, block_rows(self.spec.dim))
-            for block in paired(arrays, self._episode_steps) if self.is_raw else arrays:
-                yield to_transitions(self.spec, block)
+            with closing(self._table.blocks(keys, block_rows(self.spec.dim))) as arrays:  # errors close the file, too
+                for block in paired(arrays, self._episode_steps) if self.is_raw else arrays:
+                    yield to_transitions(self.spec, block)
         except Exception as error:
             raise _named(self.path, error) from error
 

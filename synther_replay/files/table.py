@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class Table(Protocol):
     def about(self) -> Mapping[str, Any]:
         """What the file says about itself, as JSON values; `SPEC` holds the layout of the transitions."""
 
-    def blocks(self, keys: Sequence[str], size: int) -> Iterator[Arrays]:
+    def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield `size` rows of some arrays at a time; the last block may be shorter."""
 
 
