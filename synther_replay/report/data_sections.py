@@ -20,11 +20,11 @@ def correlation_section(measures: Measures) -> str:
     chosen = heat_map_columns(measures)
     if not chosen:
         return ""
-    note = " Constant columns are left out."
-    if len(chosen) == HEAT_MAP_COLUMNS:
+    note = ""
+    if len(chosen) < len(measures.fidelity.columns):
+        note = " Constant columns are left out."
+    if note and len(chosen) == HEAT_MAP_COLUMNS:
         note = f" The {len(chosen)} columns with the largest differences, of {len(measures.fidelity.columns)}."
-    elif len(chosen) == len(measures.fidelity.columns):
-        note = ""
     charts = "".join(
         f"<figure><figcaption>{title}</figcaption>"
         f'<div class="chart square" id="chart-correlation_{name}"></div></figure>'

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 from synther_replay.metrics.report import ColumnFidelity
 from synther_replay.metrics.verdict import overall_checks
 from synther_replay.report.measures import Measures
 from synther_replay.report.text import cell, escaped, number, percent, table
 
 _REASONS = 5  # shown at once; the others unfold
+_LARGE_ERROR = 0.01  # dynamics error, in shares of that of a constant guess, to be remarked on
+_OVERALL = {
+    "marginal": "the mean of the marginals",
+    "correlation": "the mean of the correlations",
+    "finite": "rows that are not finite",
+    "memorisation": "memorisation",
+}
 _MEANING = (
     "<p class='note'>A marginal compares the distributions of one column: 1 is equal, 0.9 means that somewhere the "
     "shares of smaller values differ by a tenth of the rows. Real against real is the best to expect.</p>"
@@ -18,24 +27,32 @@ def verdict_section(measures: Measures) -> str:
     """Verdict, reasons, and the table of checks."""
     fidelity = measures.fidelity
     failed = [column for column in fidelity.columns if not column.passed]
-    overall = {name for name, check in overall_checks(fidelity, measures.thresholds).items() if check.severity > 1}
-    if fidelity.passed:
-        title = "Passed"
-        words = "No column and no overall score differs from the real rows by more than its threshold."
-    else:
-        title = "Failed"
-        parts = []
-        if failed:
-            verb = "differs" if len(failed) == 1 else "differ"
-            parts.append(f"{len(failed)} of {len(fidelity.columns)} columns {verb} from the real rows")
-        if overall:
-            parts.append(f"{len(overall)} overall {'check' if len(overall) == 1 else 'checks'} failed")
-        words = f"{' and '.join(parts)}, by more than the threshold and by more than chance explains."
-    kind = "good" if fidelity.passed else "bad"
+    checks = overall_checks(fidelity, measures.thresholds)
+    kind, title = ("good", "Passed") if fidelity.passed else ("bad", "Failed")
+    words = "No column and no overall score differs from the real rows by more than its threshold."
+    if not fidelity.passed:
+        parts = [f"{len(failed)} of {len(fidelity.columns)} columns"] if failed else []
+        parts += [_OVERALL[name] for name, check in checks.items() if check.severity > 1]
+        words = f"Too far from the real rows, by more than chance explains: {', '.join(parts)}."
     return (
         f'<section class="verdict {kind}" id="verdict"><h2><span class="badge {kind}">{title}</span></h2>'
-        f"<p>{escaped(words)}</p>{_reasons(list(fidelity.failures))}{_MEANING}</section>"
+        f"<p>{escaped(words)}</p>{_reasons(list(fidelity.failures))}{_remark(measures)}{_MEANING}</section>"
         f"{_tiles(measures)}{_checks(measures, failed)}"
+    )
+
+
+def _remark(measures: Measures) -> str:
+    """What the verdict, which knows no simulator, does not say."""
+    if measures.dynamics is None:
+        return ""
+    relative = measures.dynamics.next_observation.synthetic["median"] / (
+        measures.dynamics.variance_next_observation or math.nan
+    )
+    if not relative > _LARGE_ERROR:
+        return ""
+    return (
+        f"<p>Not part of the verdict: in {escaped(measures.dynamics.simulator)}, the squared error of a synthetic next "
+        f"observation is {percent(relative)} of that of a constant guess.</p>"
     )
 
 
@@ -62,9 +79,8 @@ def _tiles(measures: Measures) -> str:
     if (closest := measures.nearest) is not None:
         tiles.append(("Exact copies", percent(closest.copies), f"other real rows {percent(closest.copies_baseline)}"))
     if (dynamics := measures.dynamics) is not None:
-        error = dynamics.next_observation
-        real = f"median; real rows {number(error.real['median'], 2)}"
-        tiles.append(("Dynamics error", number(error.synthetic["median"], 2), real))
+        guess = f"median; a constant guess {number(dynamics.variance_next_observation, 2)}"
+        tiles.append(("Dynamics error", number(dynamics.next_observation.synthetic["median"], 2), guess))
     cells = "".join(f"<div><dt>{title}</dt><dd>{value}<small>{note}</small></dd></div>" for title, value, note in tiles)
     return f'<dl class="tiles">{cells}</dl>'
 
