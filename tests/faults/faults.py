@@ -183,6 +183,7 @@ class Trial:
     def __init__(self, case: Any, folder: Path) -> None:
         self.case, self.path, self.random = case, folder / case.name, random.Random(0)
         self.objects = [case.made(1), case.made(2)]
+        self.sizes: list[int] = []  # of their files
         self.states = [self.saved_state(saved) for saved in self.objects]
         assert not same(*self.states)
         self.number = 1
@@ -191,6 +192,7 @@ class Trial:
 
     def saved_state(self, saved: Any) -> Any:
         self.case.save(saved, self.path)
+        self.sizes.append(self.path.stat().st_size)
         return self.case.state(self.case.load(self.case.made(3), self.path))
 
     def held(self) -> int:
@@ -249,7 +251,7 @@ class Trial:
 
     def full_disk(self) -> str:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        size = self.random.randrange(self.path.stat().st_size)
+        size = self.random.randrange(self.sizes[1 - self.number])  # less than the file needs
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
         try:
             self.save_other()
