@@ -28,7 +28,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from synther_replay.adapters.corl import d4rl, files
+from synther_replay.adapters.corl import d4rl
 from synther_replay.common.checks import whole_number
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
@@ -271,8 +271,8 @@ class ReplayBuffer:
         Raises:
             OSError: The file cannot be written, for example because the disk is full. The old file is unchanged.
         """
-        file, source = files.checked_path(path), self._source
-        if rows is not None and file.suffix not in files.HDF5:
+        file, source = d4rl.checked_path(path), self._source
+        if rows is not None and file.suffix not in d4rl.HDF5:
             raise ValueError(f"rows: streaming needs an HDF5 file, got {file.name}; use .hdf5")
         if source is None or not (len(source.store) if rows is None else source.refits):
             raise ValueError("buffer has no synthetic rows to save: call upsample first")
@@ -292,7 +292,7 @@ class ReplayBuffer:
         Raises:
             CheckpointError: The file is damaged, or its rows do not match this buffer. Nothing is changed.
         """
-        file, most = files.checked_path(path), self._options.synthetic_capacity
+        file, most = d4rl.checked_path(path), self._options.synthetic_capacity
         try:
             transitions = self._checked(d4rl.read(file))
             if len(transitions) > most:

@@ -1,15 +1,12 @@
-"""D4RL's data sets: conversion from and to transitions, and the two layouts of files.
+"""D4RL's data sets: conversion from and to transitions, and files of generated rows.
 
-An ``.npz`` file holds the five arrays that `d4rl.qlearning_dataset` returns, one row per transition.
-
-An HDF5 file holds what `d4rl.qlearning_dataset` reads. That function takes the observation of row i + 1 as the next
-observation of row i, and skips rows with a timeout. Generated transitions do not follow one another, so each takes two
-rows: the transition, then its next observation with a timeout. The function reads back exactly the transitions. The
-second row repeats the action and has no reward; this costs one action, one reward and two flags per transition.
+An ``.npz`` file holds the five arrays that `d4rl.qlearning_dataset` returns, one row per transition. An HDF5 file holds
+what that function reads; see `synther_replay.files.pairing`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synther_replay.adapters.corl import files
 from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.files import hdf5, npz
+from synther_replay.files.fields import NEXT_OBSERVATIONS, TIMEOUTS
+from synther_replay.files.pairing import paired
 
 KEYS = ("observations", "actions", "rewards", "next_observations", "terminals")  # in the order of the row's columns
 BLOCK = 65_536  # transitions written to HDF5 at once
-_NOTE = (
-    "generated transitions, for d4rl.qlearning_dataset: each is followed by a row with its next observation and a "
-    "timeout, which is no transition"
-)
+HDF5 = hdf5.SUFFIXES
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path if its suffix is supported, else raise ValueError."""
+    path = Path(path)
+    if path.suffix not in (".npz", *HDF5):
+        raise ValueError(f"path: expected the suffix .npz, .hdf5 or .h5, got {path}")
+    return path
 
 
 def pack(spec: TransitionSpec, data: Mapping[str, Any]) -> Transitions:
@@ -66,54 +70,33 @@ def split(spec: TransitionSpec, rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def write(path: Path, spec: TransitionSpec, count: int, blocks: Iterable[Tensor]) -> None:
-    """Write `count` transitions, given as rows in blocks of `BLOCK`, to a file atomically."""
-    named = (_named(spec, block) for block in blocks)
-    if path.suffix in files.HDF5:
-        files.write(path, 2 * count, map(_as_episodes, named), _NOTE)
+    """Write `count` transitions, given as rows in blocks of `BLOCK`, to a file atomically.
+
+    HDF5 is written block by block; for ``.npz``, all rows are held in memory.
+    """
+    if path.suffix in HDF5:
+        hdf5.write(path, count, lambda: (Transitions(spec, block) for block in blocks), {})
     else:
-        files.write(path, count, named, _NOTE)
+        held = [Transitions(spec, block.cpu()) for block in blocks]
+        npz.write(path, count, lambda: iter(held), {})
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of `KEYS` that the file has, in either layout."""
-    data = files.read(path, (*KEYS, "timeouts"))
-    timeouts = data.pop("timeouts", None)
-    return data if timeouts is None or "next_observations" in data else _from_episodes(data, timeouts)
+    """Read the arrays of `KEYS` that the file has, in either layout.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        Exception: The file is damaged. NumPy, zip and HDF5 raise different errors.
+    """
+    table = (hdf5 if path.suffix in HDF5 else npz).open_table(path)
+    keys = [key for key in (*KEYS, TIMEOUTS) if key in table.columns]
+    blocks = table.blocks(keys, BLOCK)
+    is_raw = TIMEOUTS in keys and NEXT_OBSERVATIONS not in keys
+    parts = list(paired(blocks) if is_raw else blocks)
+    if not parts:
+        parts = [{key: np.empty((0, *table.columns[key].shape), table.columns[key].dtype) for key in keys}]
+    return {key: np.concatenate([part[key] for part in parts]) for key in KEYS if key in parts[0]}
 
 
 def _widths(spec: TransitionSpec) -> list[int]:
     return [spec.observation_dim, spec.action_dim, 1, spec.observation_dim, 1]
-
-
-def _named(spec: TransitionSpec, rows: Tensor) -> dict[str, np.ndarray]:
-    """Convert rows to the arrays of `KEYS`."""
-    fields = {key: field.numpy() for key, field in zip(KEYS, split(spec, rows.cpu()), strict=True)}
-    return {**fields, "rewards": fields["rewards"][:, 0], "terminals": fields["terminals"][:, 0] > 0.5}
-
-
-def _as_episodes(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Convert n transitions to 2n rows, see the docstring of the module."""
-    rewards, terminals = data["rewards"], data["terminals"]
-    return {
-        "observations": _alternating(data["observations"], data["next_observations"]),
-        "actions": _alternating(data["actions"], data["actions"]),
-        "rewards": _alternating(rewards, np.zeros_like(rewards)),
-        "terminals": _alternating(terminals, np.zeros_like(terminals)),
-        "timeouts": _alternating(np.zeros_like(terminals), np.ones_like(terminals)),
-    }
-
-
-def _alternating(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return np.stack((first, second), axis=1).reshape(2 * len(first), *first.shape[1:])
-
-
-def _from_episodes(data: dict[str, np.ndarray], timeouts: np.ndarray) -> dict[str, np.ndarray]:
-    """The transitions that `d4rl.qlearning_dataset` reads; inverse of `_as_episodes`."""
-    lengths = {len(array) if array.ndim else 0 for array in (*data.values(), timeouts)}
-    if len(lengths) > 1 or not np.isin(timeouts, (0, 1)).all():
-        raise ValueError(f"timeouts: expected 0 and 1 for each row, got {timeouts.shape} for lengths {sorted(lengths)}")
-    kept = np.flatnonzero(timeouts.reshape(len(timeouts), -1)[:-1].any(1) == 0)
-    transitions = {key: values[kept] for key, values in data.items()}
-    if "observations" in data:
-        transitions["next_observations"] = data["observations"][kept + 1]
-    return transitions

@@ -58,12 +58,12 @@ class HDF5Table:
             roots = [key for key in file if usual_name(key) in KNOWN or key in extra]
             found = {usual_name(path): path for key in roots for path in _data_sets(h5py, file, key)}
             self.columns = {key: _column(file[path]) for key, path in found.items()}
-            lengths = {key: file[path].shape[0] for key, path in found.items()}
+            shapes = {key: file[path].shape for key, path in found.items()}
         self._places = found
-        self.rows = next(iter(lengths.values()), 0)
-        for key, length in lengths.items():
-            if length != self.rows:
-                raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(lengths))}, got {length}")
+        self.rows = next((shape[0] for shape in shapes.values()), 0)
+        for key, shape in shapes.items():
+            if shape[0] != self.rows:
+                raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(shapes))}, got {shape}")
 
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""

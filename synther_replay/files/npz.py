@@ -39,17 +39,17 @@ class NPZTable:
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
             members = {usual_name(info.filename.removesuffix(".npy")): info.filename for info in archive.infolist()}
             self._members = {key: name for key, name in members.items() if root_of(key) in {*KNOWN, *extra}}
+            check_expansion(sum(archive.getinfo(name).file_size for name in self._members.values()), path)
             headers = {key: _header(archive, name) for key, name in self._members.items()}
         self.columns = {key: Column(shape[1:], dtype) for key, (shape, _, dtype) in headers.items()}
         self.rows = next((shape[0] for shape, _, _ in headers.values()), 0)
         for key, (shape, _, _) in headers.items():
             if shape[0] != self.rows:
-                raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(headers))}, got {shape[0]}")
+                raise ValueError(f"{key}: expected {self.rows} rows, as {next(iter(headers))}, got {shape}")
 
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""
         with zipfile.ZipFile(self._path) as archive, ExitStack() as opened:
-            check_expansion(sum(archive.getinfo(self._members[key]).file_size for key in keys), self._path)
             parts = {key: self._blocks_of(archive, opened, key, size) for key in keys}
             for _ in range(0, self.rows, size):
                 yield {key: next(part) for key, part in parts.items()}
@@ -116,7 +116,9 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], bool,
         shape, by_columns, dtype = _read_header(member)
         if dtype.kind not in "biuf":
             raise ValueError(f"{name}: expected numbers, got {dtype}; pickled objects are not loaded")
-        if not shape or min(shape) < 0 or math.prod(shape) * dtype.itemsize != size - member.tell():
+        if not shape:
+            raise ValueError(f"{name.removesuffix('.npy')}: expected shape (rows, ...), got ()")
+        if min(shape) < 0 or math.prod(shape) * dtype.itemsize != size - member.tell():
             raise ValueError(f"{name}: {size} bytes cannot be rows of {dtype} of shape {shape}")
     return shape, by_columns, dtype
 
