@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.metrics.distances import memorisation
 from synther_replay.metrics.report import ColumnFidelity, Fidelity
 from synther_replay.metrics.rows import Rows, clean
-from synther_replay.metrics.scores import Marginals, correlations, marginals, mean_of_pairs
+from synther_replay.metrics.scores import Correlations, Marginals, correlations, marginals
 from synther_replay.metrics.support import Outside, bounds_of, outside, range_of, reward_levels, termination_rate
 from synther_replay.metrics.verdict import Thresholds, judge
 
@@ -55,26 +55,59 @@ def fidelity(
     >>> fidelity(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([[3.0], [4.0]])).marginal
     0.5
     """
+    found = compare_rows(real, synthetic, held_out=held_out, names=names, seed=seed)
+    report = found.fidelity
+    if held_out is not None:
+        report = replace(report, memorisation=memorisation(synthetic, real, held_out, seed=seed))
+    report = judge(report, thresholds or Thresholds(), terminated=found.terminated)
+    if warn and report.failures:
+        rest = f" (and {len(report.failures) - _REASONS} more)" if len(report.failures) > _REASONS else ""
+        reasons = "; ".join(report.failures[:_REASONS])
+        warnings.warn(f"fidelity: synthetic rows differ from real ones: {reasons}{rest}", RuntimeWarning, stacklevel=2)
+    return report
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Scores that are not judged yet, and what they were computed from."""
+
+    fidelity: Fidelity  # without memorisation and verdict
+    real: Tensor  # finite rows, (n, dim)
+    synthetic: Tensor  # finite rows, (m, dim)
+    held_out: Tensor | None  # finite rows, (k, dim)
+    parts: tuple[Tensor, Tensor]  # of the real rows, compared with each other for the baseline
+    correlations: Correlations
+    spec: TransitionSpec | None  # of the rows, if they are `Transitions`
+
+    @property
+    def terminated(self) -> int | None:
+        """Number of the column that says whether an episode ended; None without a spec."""
+        return None if self.spec is None else int(self.spec.terminated.start)
+
+
+def compare_rows(
+    real: Rows, synthetic: Rows, *, held_out: Rows | None, names: Sequence[str] | None, seed: int
+) -> Compared:
+    """Measure synthetic against real rows; the arguments are those of `fidelity`."""
     named = {"real": real, "synthetic": synthetic} | ({} if held_out is None else {"held_out": held_out})
-    (one, two, *_), rejected = clean(named)
+    (one, two, *rest), rejected = clean(named)
     spec = next((rows.spec for rows in named.values() if isinstance(rows, Transitions)), None)
     titles = _names(one.shape[1], spec, names)
-    parts = baseline_parts(one, len(two), seed)
-    found = marginals(one, two, parts)
-    correlation, correlation_baseline = map(mean_of_pairs, correlations(parts, two))
+    parts = _parts(one, len(two), seed)
+    found, pairs = marginals(one, two, parts), correlations(parts, two)
     out_of_range = outside(two, range_of(one))
     out_of_bounds = None if spec is None else [outside(rows, bounds_of(spec, one)) for rows in (two, one)]
     report = Fidelity(
         marginal=float(found.scores.mean()),
-        correlation=correlation,
+        correlation=pairs.similarity,
         marginal_by_column=found.scores,
         rejected_real=rejected[0],
         rejected_synthetic=rejected[1],
-        memorisation=None if held_out is None else memorisation(synthetic, real, held_out, seed=seed),
+        memorisation=None,
         rows_real=len(one),
         rows_synthetic=len(two),
         marginal_baseline=float(found.baseline.mean()),
-        correlation_baseline=correlation_baseline,
+        correlation_baseline=pairs.baseline,
         columns=_columns(titles, found, out_of_range, out_of_bounds),
         out_of_range=out_of_range.share,
     )
@@ -87,13 +120,7 @@ def fidelity(
             termination_rate_synthetic=termination_rate(two, spec),
             reward_levels=reward_levels(one, two, spec, found.levels[spec.rewards.start]),
         )
-    place = None if spec is None else spec.terminated.start
-    report = judge(report, thresholds or Thresholds(), terminated=place)
-    if warn and report.failures:
-        rest = f" (and {len(report.failures) - _REASONS} more)" if len(report.failures) > _REASONS else ""
-        reasons = "; ".join(report.failures[:_REASONS])
-        warnings.warn(f"fidelity: synthetic rows differ from real ones: {reasons}{rest}", RuntimeWarning, stacklevel=2)
-    return report
+    return Compared(report, one, two, rest[0] if rest else None, parts, pairs, spec)
 
 
 def _names(dim: int, spec: TransitionSpec | None, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -106,7 +133,7 @@ def _names(dim: int, spec: TransitionSpec | None, names: Sequence[str] | None) -
     return tuple(map(str, names))
 
 
-def baseline_parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
+def _parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split the real rows at random: as many as there are synthetic ones, at most half, and the rest."""
     order = torch.randperm(len(real), generator=generator_for("cpu", seed)).to(real.device)  # equal on all devices
     size = min(size, len(real) // 2)

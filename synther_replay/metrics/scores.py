@@ -53,6 +53,26 @@ class Marginals:
     levels: list[Levels | None]  # None for a column with many values
 
 
+@dataclass(frozen=True, eq=False)
+class Correlations:
+    """Pearson correlations of columns, float64 tensors ``(dim, dim)``; NaN for constant columns."""
+
+    real: Tensor
+    first: Tensor  # of one part of the real rows
+    second: Tensor  # of the other part
+    synthetic: Tensor
+
+    @property
+    def similarity(self) -> float:
+        """Mean of `correlation_similarity` of real and synthetic rows over pairs of columns; NaN if there is none."""
+        return _mean_of_pairs(_similarity(self.real, self.synthetic))
+
+    @property
+    def baseline(self) -> float:
+        """The same of the two parts of the real rows."""
+        return _mean_of_pairs(_similarity(self.first, self.second))
+
+
 def ks_complement(real: Rows, synthetic: Rows) -> Tensor:
     """Return one minus the exact two-sample Kolmogorov-Smirnov statistic of each column, float64, ``(dim,)``."""
     rows, _ = clean({"real": real, "synthetic": synthetic}, strict=True)
@@ -66,12 +86,7 @@ def correlation_similarity(real: Rows, synthetic: Rows) -> Tensor:
     like any other (SDMetrics returns NaN).
     """
     one, two = clean({"real": real, "synthetic": synthetic}, strict=True)[0]
-    return _similarity(*map(correlation_matrix, (one, two)))
-
-
-def correlation_matrix(rows: Tensor) -> Tensor:
-    """Return the Pearson correlations of the columns of finite rows, float64, ``(dim, dim)``; NaN if constant."""
-    return _correlation(_moments(rows, rows.amin(0), rows.amax(0)))
+    return _similarity(*map(_correlation_matrix, (one, two)))
 
 
 def marginals(real: Tensor, synthetic: Tensor, parts: tuple[Tensor, Tensor]) -> Marginals:
@@ -88,16 +103,17 @@ def marginals(real: Tensor, synthetic: Tensor, parts: tuple[Tensor, Tensor]) -> 
     return Marginals(torch.cat(scores), torch.cat(baseline), levels)
 
 
-def correlations(parts: tuple[Tensor, Tensor], synthetic: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `correlation_similarity` of real (both parts) and synthetic rows, and that of the two parts."""
+def correlations(parts: tuple[Tensor, Tensor], synthetic: Tensor) -> Correlations:
+    """Correlations of real (both parts) and synthetic rows, and of each part."""
     low = torch.minimum(*(part.amin(0) for part in parts))
     high = torch.maximum(*(part.amax(0) for part in parts))
     first, second = (_moments(part, low, high) for part in parts)
-    real = _correlation(first + second)  # moments add up, which saves another pass over the real rows
-    return _similarity(real, correlation_matrix(synthetic)), _similarity(_correlation(first), _correlation(second))
+    # Moments add up, which saves another pass over the real rows.
+    real = _correlation(first + second)
+    return Correlations(real, _correlation(first), _correlation(second), _correlation_matrix(synthetic))
 
 
-def mean_of_pairs(similarity: Tensor) -> float:
+def _mean_of_pairs(similarity: Tensor) -> float:
     """Mean over the pairs of different columns; NaN if there is no pair."""
     return float(similarity[torch.ones_like(similarity).triu(diagonal=1) > 0].nanmean())
 
@@ -140,6 +156,10 @@ def _levels(real: Tensor, synthetic: Tensor) -> Levels:
     values, counts = torch.unique_consecutive(real, return_counts=True)
     found = torch.searchsorted(synthetic, values, right=True) - torch.searchsorted(synthetic, values)
     return Levels(values.tolist(), counts.tolist(), found.tolist(), len(real), len(synthetic))
+
+
+def _correlation_matrix(rows: Tensor) -> Tensor:
+    return _correlation(_moments(rows, rows.amin(0), rows.amax(0)))
 
 
 def _moments(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:

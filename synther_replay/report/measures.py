@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.metrics import Fidelity, Rows, StepFunction, Thresholds, fidelity
-from synther_replay.metrics.compare import baseline_parts
-from synther_replay.metrics.rows import clean
-from synther_replay.metrics.scores import correlation_matrix
+from synther_replay.metrics import Fidelity, Rows, StepFunction, Thresholds
+from synther_replay.metrics.compare import compare_rows
 from synther_replay.metrics.verdict import judge
 from synther_replay.report.comparison import Comparison
 from synther_replay.report.critics import compare_critics
@@ -74,32 +72,27 @@ def measure(
     seed: int,
 ) -> Measures:
     """Measure synthetic against real rows; the arguments are those of `report`."""
-    named = {"real": real, "synthetic": synthetic} | ({} if held_out is None else {"held_out": held_out})
-    (one, two, *rest), _ = clean(named)
-    spec = next((rows.spec for rows in named.values() if isinstance(rows, Transitions)), None)
+    found = compare_rows(real, synthetic, held_out=held_out, names=names, seed=seed)
+    spec, correlations = found.spec, found.correlations
     if spec is None and (env is not None or value is not None or q is not None):
         raise TypeError("env, q, value: these need Transitions, which say what each column is")
-    terminated = None if spec is None else int(spec.terminated.start)
-    sets = None if spec is None else (_transitions(spec, one), _transitions(spec, two))
-    parts = baseline_parts(one, len(two), seed)
-    scores = fidelity(real, synthetic, names=names, thresholds=thresholds, warn=False, seed=seed)
-    closest = nearest(one, two, rest[0] if rest else None, seed=seed)
+    sets = None if spec is None else (_transitions(spec, found.real), _transitions(spec, found.synthetic))
+    closest = nearest(found.real, found.synthetic, found.held_out, seed=seed)
+    scores = found.fidelity
     if closest is not None and closest.held_out:
-        # Judged again rather than measured by `fidelity`, which asks for ten times as many distances.
-        scores = judge(replace(scores, memorisation=closest.memorisation), thresholds, terminated=terminated)
-    correlations = [correlation_matrix(rows).cpu() for rows in (one, two)]
+        scores = replace(scores, memorisation=closest.memorisation)
     levels = [column.levels is not None for column in scores.columns]
     return Measures(
-        fidelity=scores,
+        fidelity=judge(scores, thresholds, terminated=found.terminated),
         thresholds=thresholds,
-        histograms=column_histograms(parts, two, levels),
-        correlation_real=correlations[0],
-        correlation_synthetic=correlations[1],
-        projection=project(parts, two, correlations[0], seed=seed),
+        histograms=column_histograms(found.parts, found.synthetic, levels),
+        correlation_real=correlations.real.cpu(),
+        correlation_synthetic=correlations.synthetic.cpu(),
+        projection=project(found.parts, found.synthetic, correlations.real, seed=seed),
         nearest=closest,
         dynamics=None if env is None or sets is None else compare_dynamics(*sets, env),
         critics={} if sets is None else compare_critics(*sets, q=q, value=value, gamma=gamma),
-        terminated=terminated,
+        terminated=found.terminated,
         seed=seed,
     )
 

@@ -59,7 +59,7 @@ def project(
     varied = correlation.diagonal().isfinite().nonzero()[:, 0]
     if len(varied) < 2:
         return None
-    values, vectors = torch.linalg.eigh(correlation[varied][:, varied].cpu())
+    values, vectors = torch.linalg.eigh(correlation[varied][:, varied].double().cpu())
     axes = vectors[:, [-1, -2]]
     largest = axes.abs().argmax(0)
     axes = axes * axes[largest, [0, 1]].sign()  # the sign of an eigenvector is arbitrary: fixed by its largest value

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from synther_replay.metrics.compare import baseline_parts
-from synther_replay.metrics.scores import correlation_matrix
 from synther_replay.report.charts import HEAT_MAP_COLUMNS, heat_map_columns, sparkline
 from synther_replay.report.comparison import compare
 from synther_replay.report.histograms import BINS, histogram
@@ -83,7 +81,7 @@ def test_errors_of_zero_have_a_place_on_a_logarithmic_axis() -> None:
 def test_the_projection_finds_the_direction_of_most_variance() -> None:
     both = normal(4_000, 1, 0)
     real = torch.cat((both, both + 0.01 * normal(4_000, 1, 1), normal(4_000, 1, 2)), dim=1)
-    plane = project(baseline_parts(real, 2_000, 0), real, correlation_matrix(real))
+    plane = project(real.split(2_000), real, real.T.corrcoef())
     assert plane is not None
     assert plane.explained == pytest.approx((2 / 3, 1 / 3), abs=0.01)
     assert plane.covered == 1.0 >= plane.covered_baseline > 0.9
@@ -93,14 +91,14 @@ def test_the_projection_finds_the_direction_of_most_variance() -> None:
 
 def test_rows_in_one_corner_leave_most_of_the_plane_uncovered() -> None:
     real = normal(4_000, 3, 0)
-    plane = project(baseline_parts(real, 2_000, 0), 0.05 * normal(4_000, 3, 1) + 2, correlation_matrix(real))
+    plane = project(real.split(2_000), 0.05 * normal(4_000, 3, 1) + 2, real.T.corrcoef())
     assert plane is not None
     assert plane.covered < 0.3
 
 
 def test_without_two_columns_that_vary_there_is_no_plane() -> None:
     real = torch.cat((torch.ones(100, 1), normal(100, 1, 0)), dim=1)
-    assert project(baseline_parts(real, 50, 0), real, correlation_matrix(real)) is None
+    assert project(real.split(50), real, real.T.corrcoef()) is None
 
 
 # --- nearest real rows
