@@ -35,6 +35,21 @@ def test_upsample_prints_fidelity_and_plots_marginals(tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_minari_set_is_upsampled(tmp_path):
+    pytest.importorskip("minari")
+    budget = ("--episodes", "2", "--rows", "50", "--steps", "20", "--folder", str(tmp_path))
+    printed = run("examples/minari_upsample.py", *budget)
+    assert "400 transitions" in printed
+    assert "50 steps in 50 episodes" in printed
+
+
+def test_a_raw_file_of_d4rl_is_upsampled(tmp_path):
+    out = tmp_path / "synthetic.hdf5"
+    printed = run("examples/d4rl_upsample.py", "--real", "450", "--rows", "300", "--steps", "20", "--out", str(out))
+    assert "447 transitions in 450 rows" in printed
+    assert "300 transitions read back" in printed
+
+
 def test_the_demo_compares_both_buffers_and_plots(tmp_path):
     budget = ("--steps", "402", "--every", "201", "--seeds", "1", "--updates", "1", "--jobs", "1")
     printed = run("examples/sb3_pendulum.py", *budget, "--out", str(tmp_path))

@@ -19,7 +19,7 @@ from small_data import ENVIRONMENT, SETTINGS, arrays, command
 from synther_replay.files import read
 
 ROWS = 400_000  # seven blocks
-BLOCK = 65_536 * 10 * 4  # bytes, of ten values each
+BLOCK = 65_536 * 10 * 4  # bytes without the checksum, ten values a row
 
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_continues(tmp_path, data):
     arguments = ("upsample", data, out, "--rows", 400_000, *SETTINGS)
     spool = tmp_path / "out.npz.partial" / "rows.spool"
     process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    while process.poll() is None and not (spool.exists() and spool.stat().st_size >= BLOCK):
+    while process.poll() is None and not (spool.exists() and spool.stat().st_size > BLOCK):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()

@@ -156,6 +156,17 @@ def test_the_same_seed_gives_the_same_rows_and_two_seeds_differ() -> None:
     assert_same_future(fitted(seed=1), fitted(seed=1))
 
 
+def test_rows_of_a_seed_of_their_own_do_not_depend_on_earlier_draws_and_do_not_change_later_ones() -> None:
+    one, two = fitted(), fitted()
+    first = one.sample(20, seed=7).rows
+    one.sample(5, seed=8)
+    assert_same_future(one, two)
+    assert torch.equal(two.sample(20, seed=7).rows, first)
+    assert not torch.equal(two.sample(20, seed=8).rows, first)
+    with pytest.raises(ValueError, match="seed"):
+        one.sample(20, seed=-1)
+
+
 def test_fitting_does_not_depend_on_previous_sampling() -> None:
     one, two = fitted(), fitted()
     one.sample(100)
