@@ -91,9 +91,8 @@ def projection_charts(projection: Projection) -> dict[str, Any]:
         "real": _points(projection.points_real),
         "synthetic": _points(projection.points_synthetic),
     }
-    # Logarithm of the ratio; cells with fewer than about one row in either set say nothing by it.
-    floor = 1e-4
-    ratio = np.log2((projection.cells_synthetic + floor) / (projection.cells_real + floor))
+    # A cell with a row or two of one set and none of the other is no difference: `few` rows are added to both.
+    ratio = np.log2((projection.cells_synthetic + projection.few) / (projection.cells_real + projection.few))
     empty = (projection.cells_real == 0) & (projection.cells_synthetic == 0)
     cells = [
         [None if blank else round(float(value), 2) for value, blank in zip(*line, strict=True)]

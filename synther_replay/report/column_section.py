@@ -29,8 +29,8 @@ def column_section(measures: Measures) -> str:
         f"{options}</select></label> "
         '<button type="button" id="previous">previous</button> <button type="button" id="next">next</button></p>'
         '<p id="reason" class="note"></p><div class="chart" id="chart-column"></div>'
-        "<p class='note'>Share of the rows in each bin; the outermost bins include everything beyond. The band lies "
-        "between two random parts of the real rows: a difference of its size is chance.</p></div>"
+        "<p class='note'>Share of the rows in each bin; the outermost bins include everything beyond. The band, or the "
+        "bar, lies between two random parts of the real rows: a difference of its size is chance.</p></div>"
         f"{_table(measures, order)}</section>"
     )
 

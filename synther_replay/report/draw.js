@@ -34,6 +34,7 @@ function layoutOf(colours, title, more) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: size, margin: { l: 48, r: 8, t: 8, b: 40 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, hovermode: "x unified",
     hoverlabel: { bgcolor: colours.middle, bordercolor: colours.grid, font: { color: colours.text } },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colours.faint, activecolor: colours.text },
     // Where a finger scrolls the page it must not zoom a chart.
     dragmode: TOUCH ? false : "zoom",
     xaxis: { ...axis, title: { text: title } }, yaxis: { ...axis, tickformat: ".3~p", rangemode: "tozero" }, ...more,

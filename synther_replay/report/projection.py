@@ -14,6 +14,7 @@ CELLS = 32  # of the coverage map, in each direction
 POINTS = 1_500  # of each set, drawn as points
 _QUANTILES = (0.002, 0.998)  # the plane shows these of the real rows and a margin
 _MARGIN = 0.1
+_FEW = 4  # rows
 _ROWS = 65_536  # bound on temporary memory: rows converted at once
 
 
@@ -28,6 +29,7 @@ class Projection:
         edges: Edges of the cells along each axis, ``(2, CELLS + 1)``.
         cells_real: Share of all real rows in each cell, ``(CELLS, CELLS)``, second axis first.
         cells_synthetic: Share of all synthetic rows in each cell.
+        few: Share of the smaller set that a few rows are: differences of this size are chance.
         covered: Share of the real rows in cells that also have synthetic rows.
         covered_baseline: The same of one part of the real rows by another, which is as large as the synthetic set.
     """
@@ -38,6 +40,7 @@ class Projection:
     edges: np.ndarray
     cells_real: np.ndarray
     cells_synthetic: np.ndarray
+    few: float
     covered: float
     covered_baseline: float
 
@@ -76,6 +79,7 @@ def project(
         edges=edges,
         cells_real=cells[3],
         cells_synthetic=cells[2],
+        few=_FEW / min(len(both), len(planes[2])),
         covered=_covered(cells[3], cells[2]),
         covered_baseline=_covered(cells[1], cells[0]),
     )

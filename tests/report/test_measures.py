@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from synther_replay.report.charts import HEAT_MAP_COLUMNS, heat_map_columns, sparkline
+from synther_replay.report.charts import HEAT_MAP_COLUMNS, heat_map_columns, projection_charts, sparkline
 from synther_replay.report.comparison import compare
 from synther_replay.report.histograms import BINS, histogram
 from synther_replay.report.nearest import nearest
@@ -94,6 +94,14 @@ def test_rows_in_one_corner_leave_most_of_the_plane_uncovered() -> None:
     plane = project(real.split(2_000), 0.05 * normal(4_000, 3, 1) + 2, real.T.corrcoef())
     assert plane is not None
     assert plane.covered < 0.3
+
+
+def test_a_difference_of_a_row_or_two_is_pale_on_the_map() -> None:
+    real = normal(500, 3, 0)
+    plane = project(real.split(250), normal(500, 3, 1), real.T.corrcoef())
+    assert plane is not None
+    cells = [cell for line in projection_charts(plane)["coverage"]["cells"] for cell in line if cell is not None]
+    assert max(map(abs, cells)) < 2  # the colours end at 3
 
 
 def test_without_two_columns_that_vary_there_is_no_plane() -> None:

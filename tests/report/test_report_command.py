@@ -78,6 +78,12 @@ def test_a_range_of_actions_that_was_inferred_is_no_bound(files, run) -> None:
     assert json.loads(run(files["real"], files["bad"], "--json").stdout)["out_of_bounds"] == 0
 
 
+def test_columns_have_the_names_that_are_given(files, run) -> None:
+    printed = json.loads(run(files["real"], files["bad"], "--json", "--names", "a,b,c").stdout)
+    assert [column["name"] for column in printed["columns"]][:4] == ["a", "b", "c", "action[0]"]
+    assert run(files["real"], files["bad"], "--json", "--names", "a,b").exit_code == 1
+
+
 def test_evenly_spaced_rows_are_compared(tmp_path, files, run) -> None:
     printed = json.loads(run(files["real"], files["good"], "--json", "--rows", 300).stdout)
     assert (printed["rows_real"], printed["rows_synthetic"]) == (250, 250)  # every fourth row

@@ -35,6 +35,9 @@ def report(
     env: Annotated[
         str | None, typer.Option(metavar="ID", help="Task for the error of the dynamics, such as HalfCheetah-v5.")
     ] = None,
+    names: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Names of the observation's columns, or of all columns.")
+    ] = None,
     rows: Annotated[
         int,
         typer.Option(parser=options.count, metavar="N", help="Compare at most N evenly spaced rows of each file."),
@@ -51,7 +54,7 @@ def report(
     Examples:
         synther report hopper_medium-v2.hdf5 more.hdf5
         synther report real.npz synthetic.npz -o quality.html --env HalfCheetah-v5 --held-out test.npz
-        synther report real.npz synthetic.npz --check --json
+        synther report pendulum.npz more.npz --names cosine,sine,speed --check --json
     """
     output = Output(as_json=as_json)
     target = page or (None if as_json else _PAGE)
@@ -65,6 +68,7 @@ def report(
             sets[real],
             sets[synthetic],
             held_out=None if held_out is None else sets[held_out],
+            names=None if names is None else names.split(","),
             env=env,
             settings=_settings(files, sets),
             title=f"Quality of {Path(synthetic).name or synthetic}",
