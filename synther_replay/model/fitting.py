@@ -236,8 +236,9 @@ class FitJob:
         with progress_bar(plan.steps, "fitting", "step", shown=self._progress) as bar:
 
             def show(done: int, loss: float, held_out_loss: float | None) -> None:
+                text = "-" if held_out_loss is None else f"{held_out_loss:.4f}"
+                bar.set_postfix(loss=f"{loss:.4f}", held_out=text, refresh=False)  # `update` waits for the delay
                 bar.update(min(done, plan.steps) - bar.n)
-                bar.set_postfix(loss=f"{loss:.4f}", held_out="-" if held_out_loss is None else f"{held_out_loss:.4f}")
 
             return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +49,22 @@ def test_a_refit_shows_fitting_and_generating_if_they_take_long(bars: list[dict[
     assert [bar["desc"] for bar in bars] == ["fitting", "generating"]
     assert all(bar["delay"] > 0 and bar["disable"] is None for bar in bars)
     assert (bars[1]["total"], bars[1]["done"]) == (500, 500)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("delay", "is_seen"), [(1_000.0, False), (0.0, True)])
+def test_a_short_refit_shows_nothing(monkeypatch: pytest.MonkeyPatch, delay: float, is_seen: bool):
+    monkeypatch.setattr(progress, "_DELAY", delay)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    own = SyntheticReplayBuffer(RingBuffer(SPEC, 1_000, device="cpu"), QUICK, device="cpu")
+    own.add(rows())
+    own.refit(500)
+    assert ("fitting" in terminal.getvalue()) == ("generating" in terminal.getvalue()) == is_seen
+    assert is_seen or not terminal.getvalue().strip()
 
 
 @pytest.mark.parametrize(("shown", "seen"), [(True, 1), (False, 0)])
