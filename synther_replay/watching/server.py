@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -60,7 +61,12 @@ class WatchServer(ThreadingHTTPServer):
         self.folder = Path(folder).resolve()
         if not self.folder.is_dir():
             raise FileNotFoundError(f"folder: there is no directory {folder}")
-        super().__init__((_ADDRESS, port), _Handler)
+        try:
+            super().__init__((_ADDRESS, port), _Handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(error.errno, f"port: {port} is in use; 0 takes any free one") from error
 
     @property
     def url(self) -> str:

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def server(folder: RunFolder) -> Iterator[WatchServer]:
     with WatchServer(folder.path) as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
         thread.start()
         yield made
         made.shutdown()
@@ -169,6 +169,11 @@ def test_it_only_reads(server: WatchServer, folder: RunFolder, method: str):
 
 def test_only_this_machine_can_connect(server: WatchServer):
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_in_use_is_refused_with_the_way_out(server: WatchServer):
+    with pytest.raises(OSError, match=f"{server.server_port} is in use.*0"):
+        WatchServer(server.folder, server.server_port)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
