@@ -18,8 +18,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:[eE]\d+)?)\s*([KMGkmg]?)")
 
 
-def count(text: str) -> int:
-    """Read a number of rows.
+def count(text: str | int) -> int:
+    """Read a number of rows; a default is a number already.
 
     >>> count("5M"), count("2.5k"), count("1_000"), count("1e6")
     (5000000, 2500, 1000, 1000000)
@@ -27,7 +27,7 @@ def count(text: str) -> int:
     Raises:
         typer.BadParameter: It is not a positive whole number.
     """
-    found = _COUNT.fullmatch(text.strip())
+    found = _COUNT.fullmatch(str(text).strip())
     value = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2].upper()] if found else 0.0
     if not 1 <= value < math.inf or value != int(value):
         raise typer.BadParameter(f"expected a number of rows such as 5M, 250K or 1000, got {text!r}")

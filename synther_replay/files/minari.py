@@ -52,14 +52,16 @@ class MinariTable:
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows; an episode that is longer than a block is held in memory."""
         held: list[Arrays] = []
+        count = 0  # rows in `held`
         for episode in self._data.iterate_episodes():
             steps = _steps(episode)
             held.append({key: _found(steps, key) for key in keys})
-            while sum(len(part[keys[0]]) for part in held) >= size:
+            count += len(held[-1][keys[0]])
+            while count >= size:
                 joined = _joined(held)
                 yield {key: values[:size] for key, values in joined.items()}
-                held = [{key: values[size:] for key, values in joined.items()}]
-        if held and len(held[0][keys[0]]):
+                held, count = [{key: values[size:] for key, values in joined.items()}], count - size
+        if count:
             yield _joined(held)
 
 

@@ -113,6 +113,7 @@ def test_wrong_usage_has_exit_status_2(tmp_path, data, synther):
 
 
 def test_numbers_of_rows():
+    assert options.count(7) == 7  # a default of an option
     given = {"5M": 5_000_000, "2.5k": 2_500, "1_000": 1_000, "10,000": 10_000, "1e3": 1_000, "7": 7}
     assert {text: options.count(text) for text in given} == given
     for text in ("0", "-5", "1.5", "M", "5 apples", "", "1e-3", "nan", "inf"):

@@ -32,7 +32,7 @@ def bench(
     ] = None,
     observations: Annotated[int, typer.Option(min=1, help="Values of an observation.")] = 17,
     actions: Annotated[int, typer.Option(min=1, help="Values of an action.")] = 6,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps to measure.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps to measure.")] = 25,
     rows: Annotated[
         int, typer.Option(parser=options.count, metavar="N", help="Rows to generate and measure.")
     ] = 16_384,
