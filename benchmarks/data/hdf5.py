@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from synther_replay.files.pairing import time_limits
 from synther_replay.persistence.atomic import replacing
 
 Rows = dict[str, np.ndarray]
@@ -85,7 +86,7 @@ def to_transitions(rows: Rows, *, limit: int, where: object) -> tuple[Rows, np.n
     timeouts = rows.get("timeouts")
     if timeouts is None:
         warnings.warn(f"{where}: no timeouts; assuming that episodes end after {limit} steps", stacklevel=3)
-        timeouts = _timeouts(terminals, limit)
+        timeouts, _ = time_limits(terminals, limit)
     kept = ~timeouts
     kept[-1:] = False
     index = np.flatnonzero(kept)
@@ -156,14 +157,6 @@ def _refuse_non_finite(rows: Rows, where: object) -> None:
     if count:
         which = ", ".join(f"{key} {bad[key].sum()}" for key in _KEYS if key in bad and bad[key].any())
         raise ValueError(f"{where}: {count} of {len(rows['rewards'])} rows are non-finite in float32: {which}")
-
-
-def _timeouts(terminals: np.ndarray, limit: int) -> np.ndarray:
-    """Flags of every `limit`-th row since the last terminal row."""
-    row = np.arange(len(terminals))
-    first = np.concatenate([[True], terminals[:-1]])
-    step = row - np.maximum.accumulate(np.where(first, row, 0))
-    return np.equal(step % limit, limit - 1)
 
 
 def _returns(rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
