@@ -229,9 +229,7 @@ class DiffusionGenerator:
             raise ValueError("job: it is not the one that was committed last")
         self._model, self._training, self._draws.count = job.base_model, job.base, job.count_before
 
-    def sample(
-        self, n: int, *, condition: Any = None, guidance: float = 1.0, seed: int | None = None
-    ) -> Transitions:
+    def sample(self, n: int, *, condition: Any = None, guidance: float = 1.0, seed: int | None = None) -> Transitions:
         """Generate `n` transitions (per model of a stack) on the generator's device.
 
         Non-finite rows are counted in `rejected` and drawn again.
