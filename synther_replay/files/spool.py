@@ -56,17 +56,21 @@ class Spool:
         """Write the next block, to the disk.
 
         Raises:
-            OSError: The disk is full.
+            OSError: The disk is full. The message names the file.
             ValueError: The block has another number of rows.
         """
         if len(transitions) != self.next_size:
             raise ValueError(f"transitions: expected {self.next_size} rows, got {len(transitions)}")
         data = np.ascontiguousarray(transitions.rows.cpu().numpy(), "<f4").data.cast("B")
-        with self._path.open("ab") as file:
-            file.write(data)
-            file.write(zlib.crc32(data).to_bytes(_CHECKSUM, "little"))
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+                file.write(zlib.crc32(data).to_bytes(_CHECKSUM, "little"))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
         self.number += 1
 
     def blocks(self) -> Iterator[Transitions]:

@@ -95,7 +95,7 @@ def check_kills(tmp_path: Path, suffix: str, kills: int) -> None:
     size = whole.stat().st_size
     folder, stopped = tmp_path / f"out{suffix}.partial", 0
     for number in range(kills):
-        progress = round(1.5 * size * (number + 1) / (kills + 1))
+        progress = 1 + round(1.5 * size * number / kills)  # the first one during the fit
         stopped += killed_after(folder, ("upsample", real, out, *common), progress, number)
         if out.exists():
             break

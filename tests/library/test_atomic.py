@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from synther_replay.persistence.atomic import replacing
+from synther_replay.persistence.atomic import replacing, replacing_folder
 
 
 @pytest.fixture
@@ -99,3 +99,47 @@ def test_old_temporary_file_of_another_machine_is_removed(path):
     with replacing(path) as temporary:
         temporary.write_text("new")
     assert names(path) == [path.name]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "old").write_text("old")
+    return folder
+
+
+def test_new_folder_takes_the_place_of_the_old_one_at_the_end(folder):
+    with replacing_folder(folder) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "new").write_text("new")
+        assert [file.name for file in folder.iterdir()] == ["old"]
+    assert [file.name for file in folder.iterdir()] == ["inner"]
+    assert names(folder) == ["set"]
+
+
+def test_after_an_error_the_old_folder_is_complete(folder, full_disk):
+    with pytest.raises(ZeroDivisionError), replacing_folder(folder) as temporary:
+        (temporary / "new").write_text("new")
+        1 / 0  # noqa: B018
+    full_disk()
+    with pytest.raises(OSError, match="set"), replacing_folder(folder) as temporary:
+        (temporary / "new").write_text("new")
+    assert [file.name for file in folder.iterdir()] == ["old"]
+    assert names(folder) == ["set"]
+
+
+def test_folder_of_a_killed_process_is_removed_by_the_next_write(folder):
+    killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    machine = platform.node().replace(".", "-")
+    left = folder.with_name(f".other.{machine}.{killed.stdout.strip()}.synther.dir")
+    left.mkdir()
+    (left / "part").write_text("part")
+    with replacing_folder(folder) as temporary:
+        (temporary / "new").write_text("new")
+    assert names(folder) == ["set"]
+
+
+def test_folder_around_must_exist(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no"), replacing_folder(tmp_path / "no" / "set"):
+        pass

@@ -376,3 +376,12 @@ def test_a_spool_keeps_its_whole_blocks(tmp_path, monkeypatch):
     spool.append(given_rows[20:])
     assert spool.next_size == 0
     assert torch.equal(torch.cat([block.rows for block in spool.blocks()]), given_rows.rows)
+
+
+def test_a_full_disk_is_an_error_that_names_the_spool(tmp_path, full_disk):
+    spool = Spool(tmp_path / "spool", VECTORS, 25)
+    full_disk()
+    with pytest.raises(OSError, match="spool"):
+        spool.append(rows(VECTORS, 25))
+    full_disk(full=False)
+    assert Spool(tmp_path / "spool", VECTORS, 25).rows in (0, 25)
