@@ -74,7 +74,7 @@ def _with_exit_status(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            _complain("interrupted; the same command continues where it stopped")
+            _complain("interrupted; run the same command to go on")
             raise typer.Exit(130) from None
         except Exception as error:
             if type(error).__module__.startswith(("typer", "click")):  # wrong usage, and exits

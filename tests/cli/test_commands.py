@@ -13,7 +13,7 @@ from synther_replay import DiffusionGenerator
 from synther_replay.cli import options
 from synther_replay.files import read
 
-COMMANDS = ("upsample", "fit", "sample", "info", "bench")
+COMMANDS = ("upsample", "fit", "sample", "info", "report", "bench", "watch")
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
