@@ -90,19 +90,16 @@ def check_kills(tmp_path: Path, suffix: str, kills: int) -> None:
     real = tmp_path / "real.npz"
     np.savez(real, **arrays())
     whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
-    common = ("--rows", ROWS, "--seed", 1, *SETTINGS)
+    common = ("--rows", ROWS, "--seed", 1, "--overwrite", *SETTINGS)
     assert run("upsample", real, whole, *common).returncode == 0
-    size = whole.stat().st_size
     folder, stopped = tmp_path / f"out{suffix}.partial", 0
     for number in range(kills):
-        progress = 1 + round(1.5 * size * number / kills)  # the first one during the fit
+        progress = 1 + round(ROWS / 65_536 * BLOCK * number / max(1, kills - 1))  # from the fit to the final writing
         stopped += killed_after(folder, ("upsample", real, out, *common), progress, number)
-        if out.exists():
-            break
-    done = run("upsample", real, out, *common, "--overwrite", "--json")
+    done = run("upsample", real, out, *common, "--json")
     assert done.returncode == 0, done.stderr
     assert out.read_bytes() == whole.read_bytes()
-    assert stopped
+    assert stopped >= 0.9 * kills
     assert not folder.exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
