@@ -22,7 +22,9 @@ def run(*command: str) -> str:
 
 
 def test_every_example_is_run_here():
-    programs = {path.name for path in (ROOT / "examples").glob("*.py")} - {"plotting.py"}
+    programs = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")} - {
+        "plotting.py"
+    }
     assert all(f"examples/{name}" in Path(__file__).read_text() for name in programs), programs
 
 
@@ -102,3 +104,16 @@ def test_the_goal_task_is_learnt_with_both_buffers(tmp_path):
     runs = json.loads((tmp_path / "goals.json").read_text())["runs"]
     assert [one["variant"] for one in runs] == ["HER", "HER + SynthER"]
     assert all(len(one["success"]) == 2 for one in runs)
+
+
+def test_the_notebook_runs_and_shows_a_report(tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(ROOT / "examples/quickstart.ipynb", as_version=4)
+    for cell in notebook.cells:  # a smaller budget
+        cell.source = cell.source.replace("generator.fit(real)", "generator.fit(real, steps=200)")
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+    pages = [data["text/html"] for data in shown if "text/html" in data]
+    assert len(pages) == 1
+    assert "srcdoc" in pages[0]
+    assert "refits=1" in shown[-1]["text/plain"]
