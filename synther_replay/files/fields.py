@@ -5,7 +5,7 @@ A Dict or Tuple observation takes one array per entry: ``observations/position``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,29 @@ def usual_name(key: str) -> str:
     """
     root, slash, rest = key.partition("/")
     return _OTHER_NAMES.get(root, root) + slash + rest
+
+
+def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, str]:
+    """Map D4RL's names of arrays to those in a file; arrays that belong to no field are left out.
+
+    Args:
+        names: All arrays of the file.
+        extra: Extra fields, which the file's own spec names.
+
+    Raises:
+        ValueError: A field is there in two spellings, which may hold different values.
+    """
+    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
+    for name in names:
+        key = usual_name(name)
+        field = root_of(key)
+        if field in KNOWN or field in extra:
+            other = spellings.setdefault(field, root_of(name))
+            if other != root_of(name):
+                raise ValueError(f"{other}, {root_of(name)}: two spellings of one field; keep one of them")
+            found[key] = name
+    return found
 
 
 def root_of(key: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from synther_replay.files.checks import check_count, check_expansion, needs
-from synther_replay.files.fields import KNOWN, root_of, to_arrays, usual_name
+from synther_replay.files.fields import names_of_fields, root_of, to_arrays, usual_name
 from synther_replay.files.pairing import unpaired
 from synther_replay.files.table import SPEC, Arrays, Blocks, Column
 from synther_replay.persistence.atomic import replacing
@@ -34,7 +34,7 @@ NOTE = (
     "timeout, which is no transition"
 )
 
-_PAGE = 2**14  # bytes, more than the description of all arrays needs
+_PAGE = 2**14  # bytes, more than the description of some 50 arrays needs; for more of them it is doubled
 _PIECE = 2**24  # bytes read at once for the checksum
 _MARK = b"synther_replay crc32 "  # with eight hexadecimal digits the end of an HDF5 file; also in its description
 _LARGEST_CHUNK = 2**20  # bytes of a chunk that is larger than its data set
@@ -50,12 +50,12 @@ class HDF5Table:
         self._path = path
         with path.open("rb") as plain:
             _compare_checksum(plain)
-        h5py = needs("h5py", "corl")
+        h5py = needs("h5py", "files")
         with h5py.File(path, "r") as file:
             self.about = {key: _decoded(value) for key, value in file.attrs.items() if key != "checksum"}
             self.about.update(self.about.pop("about", {}))
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
-            roots = [key for key in file if usual_name(key) in KNOWN or key in extra]
+            roots = names_of_fields(file, extra).values()
             found = {usual_name(path): path for key in roots for path in _data_sets(h5py, file, key)}
             self.columns = {key: _column(file[path]) for key, path in found.items()}
             shapes = {key: file[path].shape for key, path in found.items()}
@@ -67,7 +67,7 @@ class HDF5Table:
 
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""
-        h5py = needs("h5py", "corl")
+        h5py = needs("h5py", "files")
         with h5py.File(self._path, "r") as file:
             sets = {key: _own_data_set(h5py, file, self._places[key]) for key in keys}
             check_expansion(sum(data.nbytes for data in sets.values()), self._path)
@@ -77,7 +77,7 @@ class HDF5Table:
 
 def check_installed() -> None:
     """Import the library of the format."""
-    needs("h5py", "corl")
+    needs("h5py", "files")
 
 
 def open_table(path: Path) -> HDF5Table:
@@ -125,9 +125,20 @@ def _described(
     Returns:
         The beginning of the HDF5 file, where the rows of each array begin, and the size of the file.
     """
-    h5py, image = needs("h5py", "corl"), io.BytesIO()
-    # Pages keep the description apart from the rows; it comes first.
-    with h5py.File(image, "w", fs_strategy="page", fs_page_size=_PAGE) as file:
+    page = _PAGE
+    while True:
+        description, offsets, size = _described_in(page, rows, block, note, about)
+        if len(description) <= min(offsets.values()):
+            return description, offsets, size
+        page *= 2
+
+
+def _described_in(
+    page: int, rows: int, block: Arrays, note: str, about: Mapping[str, Any] | None
+) -> tuple[bytes, dict[str, int], int]:
+    """Describe arrays in pages of a size; the description comes before all rows if it fits into one page."""
+    h5py, image = needs("h5py", "files"), io.BytesIO()
+    with h5py.File(image, "w", fs_strategy="page", fs_page_size=page) as file:
         file.attrs["note"], file.attrs["checksum"] = note, np.bytes_(_MARK)
         if about:
             text = json.dumps(dict(about))
@@ -143,9 +154,7 @@ def _described(
         }
         file.flush()
         size = file.id.get_filesize()
-    description = image.getvalue()
-    assert len(description) <= min(offsets.values())
-    return description, offsets, size
+    return image.getvalue(), offsets, size
 
 
 def _compare_checksum(file: Any) -> None:

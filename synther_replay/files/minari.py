@@ -132,7 +132,7 @@ def write(path: Path, count: int, blocks: Blocks, about: Mapping[str, Any]) -> N
 
 def _write_episodes(path: Path, count: int, blocks: Blocks) -> None:
     """Write episodes with HDF5's own functions: those of h5py for groups and data sets take several times as long."""
-    h5py, done = needs("h5py", "corl"), 0
+    h5py, done = needs("h5py", "files"), 0
     with h5py.File(path, "w", libver="latest") as file:
         episodes = _Episodes(h5py, file)
         for block in blocks():

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from synther_replay.files.checks import check_count, check_expansion
-from synther_replay.files.fields import KNOWN, root_of, to_arrays, usual_name
+from synther_replay.files.fields import names_of_fields, to_arrays
 from synther_replay.files.table import SPEC, Arrays, Blocks, Column
 from synther_replay.persistence.atomic import replacing
 
@@ -37,8 +37,8 @@ class NPZTable:
         with zipfile.ZipFile(path) as archive:
             self.about = _comment(archive)
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
-            members = {usual_name(info.filename.removesuffix(".npy")): info.filename for info in archive.infolist()}
-            self._members = {key: name for key, name in members.items() if root_of(key) in {*KNOWN, *extra}}
+            members = {info.filename.removesuffix(".npy"): info.filename for info in archive.infolist()}
+            self._members = {key: members[name] for key, name in names_of_fields(members, extra).items()}
             check_expansion(sum(archive.getinfo(name).file_size for name in self._members.values()), path)
             headers = {key: _header(archive, name) for key, name in self._members.items()}
         self.columns = {key: Column(shape[1:], dtype) for key, (shape, _, dtype) in headers.items()}

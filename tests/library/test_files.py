@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import tempfile
 import zipfile
 from pathlib import Path
@@ -259,6 +260,39 @@ def test_bad_fields_are_named(tmp_path, suffix):
         assert str(path) in str(caught.value)
         assert key in str(caught.value), caught.value
         assert word in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_two_spellings_of_one_field_are_refused(tmp_path, suffix):
+    path, data = tmp_path / f"twice{suffix}", raw(20)
+    for key, other in (("observations", "observation"), ("terminals", "terminated")):
+        save(path, data | {other: data[key]})
+        with pytest.raises(FileError) as caught:
+            open_file(path)
+        assert str(path) in str(caught.value)
+        assert {key, other} <= set(re.findall(r"\w+", str(caught.value))), caught.value
+
+
+@pytest.mark.parametrize("entries", [60, 300])
+def test_observations_of_many_entries_come_back_from_hdf5(tmp_path, entries):
+    space = spaces.Dict({f"a_rather_long_name_of_a_sensor_{i:03}": spaces.Box(-1, 1, (2,)) for i in range(entries)})
+    given_rows = rows(TransitionSpec.from_spaces(space, spaces.Box(-1, 1, (2,))), 5)
+    path = tmp_path / "rows.hdf5"
+    write(path, given_rows)
+    assert torch.equal(read(path).rows, given_rows.rows)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FileError, match="checksum"):
+        open_file(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+def test_files_that_compress_well_are_read(tmp_path, suffix):
+    n = 5_000
+    data = raw(n) | {"observations": np.zeros((n, 10, 10, 3), np.uint8)}
+    data |= {key: np.zeros_like(data[key]) for key in ("actions", "rewards", "terminals", "timeouts")}
+    save(tmp_path / f"frames{suffix}", data)
+    assert open_file(tmp_path / f"frames{suffix}").rows == n
+    assert len(next(open_file(tmp_path / f"frames{suffix}").blocks())) > 0
 
 
 def test_lists_of_different_lengths_and_nulls_are_refused(tmp_path):
