@@ -19,6 +19,7 @@ from synther_replay.cli.work import WorkFolder
 from synther_replay.common.seeding import derive_seed
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions
+from synther_replay.files import minari
 from synther_replay.files.formats import located
 from synther_replay.files.spool import Spool
 from synther_replay.files.table import SPEC
@@ -35,18 +36,25 @@ class Target:
     Attributes:
         path: The file or folder.
         format: Name of its format.
+        overwrite: Whether it may replace another.
     """
 
     path: Path
     format: str
+    overwrite: bool
 
     @classmethod
-    def of(cls, out: str, *, overwrite: bool) -> Target:
+    def of(cls, out: str, *, overwrite: bool, source: str | None = None) -> Target:
         """Check that the output can be written.
 
+        Args:
+            out: The output, as given.
+            overwrite: Whether it may replace another.
+            source: The input, which it must not be.
+
         Raises:
-            ValueError: The format is unknown, or the output exists.
-            OSError: The folder does not exist or cannot be written.
+            ValueError: The format is unknown, or the output is the input.
+            OSError: The output exists, or its folder does not exist or cannot be written.
             ImportError: A library of the format is missing.
         """
         path, chosen = located(out, exists=False)
@@ -57,9 +65,18 @@ class Target:
             raise FileNotFoundError(f"{path}: folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(f"{path}: folder {path.parent} is not writable")
-        if path.exists() and not overwrite:
-            raise FileExistsError(f"{path}: exists; --overwrite replaces it")
-        return cls(path, chosen.NAME)
+        if source is not None and located(source, exists=True)[0].resolve() == path.resolve():
+            raise ValueError(f"{path}: is the input; write to another file")
+        if path.is_dir() and any(path.iterdir()) and not (chosen is minari and minari.is_folder(path)):
+            raise FileExistsError(f"{path}: is a folder of other files and not replaced")
+        target = cls(path, chosen.NAME, overwrite)
+        target.check_free()
+        return target
+
+    def check_free(self) -> None:
+        """Raise `FileExistsError` if there is a file that must not be replaced."""
+        if self.path.exists() and not self.overwrite:
+            raise FileExistsError(f"{self.path}: exists; --overwrite replaces it")
 
 
 def generate(
@@ -92,6 +109,7 @@ def generate(
             spool.append(generator.sample(size, seed=derive_seed(seed, _STREAM, spool.number)))
             advance(size)
     generated = time.monotonic()
+    target.check_free()  # somebody may have written it meanwhile
     with output.step(f"writing {target.path.name}"):
         write_blocks(target.path, rows, spool.blocks, {**origin, "rows": rows, SPEC: generator.spec.to_json()})
     work.remove()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ _MANIFEST = "manifest.json"
 class WorkFolder:
     """The folder ``<output>.partial`` with a manifest, the fitted model and the rows so far.
 
-    A folder of a command with other arguments, input or version is emptied.
+    What a command with other arguments, input or version left there is removed; other files are not touched.
 
     Args:
         output: The file or folder that will be written.
@@ -29,18 +30,26 @@ class WorkFolder:
 
     Raises:
         BlockingIOError: Another process is writing the same output.
+        FileExistsError: There is a folder of that name with other files.
     """
 
     def __init__(self, output: Path, manifest: Mapping[str, Any]) -> None:
         """Make or continue the folder."""
         self.path = output.with_name(f"{output.name}.partial")
         self.path.mkdir(exist_ok=True)
-        self._lock = (self.path / "lock").open("w")
+        self._lock_file = self.path / "lock"
+        if any(self.path.iterdir()) and not self._lock_file.exists():
+            raise FileExistsError(f"{self.path}: holds other files; rows of {output} would wait there")
+        self._lock = self._lock_file.open("w")
         if fcntl is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise BlockingIOError(f"{output}: another process is writing it ({self.path} is locked)") from error
+            if not self._lock_file.exists() or not os.path.samestat(
+                os.fstat(self._lock.fileno()), self._lock_file.stat()
+            ):
+                raise BlockingIOError(f"{output}: another process has just written it")  # and removed this lock
         self.is_continued = self._manifest() == json.loads(json.dumps(manifest))
         if not self.is_continued:
             self.model.unlink(missing_ok=True)
@@ -59,9 +68,12 @@ class WorkFolder:
         return self.path / "rows.spool"
 
     def remove(self) -> None:
-        """Remove the folder; the output is complete."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the folder, unless it has other files; the output is complete."""
+        for own in (self.model, self.rows, self.path / _MANIFEST, self._lock_file):
+            own.unlink(missing_ok=True)
         self._lock.close()
+        with suppress(OSError):
+            self.path.rmdir()
 
     def _manifest(self) -> Any:
         try:

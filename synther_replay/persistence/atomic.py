@@ -59,13 +59,16 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder next to `path`; it replaces `path` if the block ends without an error.
 
-    A folder cannot replace another in one step. A process that is killed between the two may leave the old one beside
-    `path` as ``<name>.old``.
+    If `path` is a symbolic link, its target is replaced. A folder cannot replace another in one step. A process that is
+    killed between the two leaves the old one beside `path` as ``.<name>.<machine>.<process>.synther.old``; nothing
+    removes it.
 
     Raises:
         FileNotFoundError: The folder around does not exist.
         OSError: The folder cannot be written. The message names it.
     """
+    if path.is_symlink():
+        path = path.resolve()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"path: folder {path.parent} does not exist")
     for left in path.parent.glob(".*.synther.dir"):
@@ -73,18 +76,20 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             if _is_abandoned(left, path.name):
                 shutil.rmtree(left, ignore_errors=True)
     temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.dir")
-    old = path.with_name(f"{path.name}.old")
+    old = temporary.with_suffix(".old")
     try:
         temporary.mkdir()
         yield temporary
         for written in sorted(temporary.rglob("*"), reverse=True):
             _to_disk(written)
         _to_disk(temporary)
-        if path.exists():
+        replaced = path.exists()
+        if replaced:
             os.replace(path, old)
         os.replace(temporary, path)
         _to_disk(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        if replaced:
+            shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)

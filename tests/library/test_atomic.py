@@ -143,3 +143,23 @@ def test_folder_of_a_killed_process_is_removed_by_the_next_write(folder):
 def test_folder_around_must_exist(tmp_path):
     with pytest.raises(FileNotFoundError, match="no"), replacing_folder(tmp_path / "no" / "set"):
         pass
+
+
+def test_a_folder_named_old_beside_it_stays(folder):
+    other = folder.with_name("set.old")
+    other.mkdir()
+    (other / "mine").touch()
+    with replacing_folder(folder) as temporary:
+        (temporary / "new").write_text("new")
+    assert (other / "mine").exists()
+    assert names(folder) == ["set", "set.old"]
+
+
+def test_the_target_of_a_link_to_a_folder_is_replaced(folder):
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    with replacing_folder(link) as temporary:
+        (temporary / "new").write_text("new")
+    assert link.is_symlink()
+    assert [file.name for file in folder.iterdir()] == ["new"]
+    assert names(folder) == ["link", "set"]

@@ -60,6 +60,8 @@ def report(
     target = page or (None if as_json else _PAGE)
     if target is not None and not target.parent.is_dir():
         raise FileNotFoundError(f"{target}: folder {target.parent} does not exist")
+    if target is not None and target.exists() and (target.is_dir() or target.suffix.lower() not in (".html", ".htm")):
+        raise FileExistsError(f"{target}: exists and is no page (.html); not replaced")
     files = {path: open_file(path, episode_steps=episode_steps) for path in (real, synthetic, held_out) if path}
     spec = files[real].spec if files[real].about.get(SPEC) else _without_bounds(files[real].spec)
     sets = {path: _read(file, spec, rows, output) for path, file in files.items()}

@@ -45,7 +45,7 @@ def upsample(
     place = options.device_of(device)
     config = options.config_of(preset, changes, place)
     output = Output(as_json=as_json)
-    target = Target.of(out, overwrite=overwrite)
+    target = Target.of(out, overwrite=overwrite, source=source)
     real = read_rows(source, episode_steps, output)
     if rows is None:
         assert times is not None
