@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from synther_replay.common.notices import Notices
 from synther_replay.watching.record import RefitRecord
@@ -28,6 +29,15 @@ class Advisor:
         self._clock, self._began = clock, clock()
         self._bad, self._of_rows = 0, Notices()  # bad refits in a row
         self._slow, self._of_time = 0, Notices()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, with the time of the run so far: clocks of other processes begin elsewhere."""
+        return {**vars(self), "_began": self._began - self._clock()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on with the time of the run."""
+        vars(self).update(state)
+        self._began += self._clock()
 
     def look_at(self, record: RefitRecord) -> None:
         """Warn if there is something to warn of."""

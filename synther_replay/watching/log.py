@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 from synther_replay.common.checks import whole_number
 from synther_replay.common.notices import Notices
@@ -26,7 +27,8 @@ class RefitLog:
         log = RefitLog(TensorBoardWriter("runs/a"), WandbWriter(), folder="runs/a", verbose=1)
         buffer = SyntheticReplayBuffer(real, on_refit=log)
 
-    Nothing that goes wrong here ends the run or undoes a refit: it is a warning.
+    Nothing that goes wrong here ends the run or undoes a refit: it is a warning. Pickled, for example by ``model.save``
+    of Stable-Baselines3, it goes on where it is loaded, with the same folders.
 
     Args:
         *writers: Where to write to.
@@ -37,7 +39,7 @@ class RefitLog:
         verbose: 1: one line per refit, through ``logging``.
 
     Attributes:
-        last: The last refit, None before the first.
+        last: The last refit, None before the first and after unpickling.
         seconds: Time of all refits so far.
     """
 
@@ -63,6 +65,10 @@ class RefitLog:
         self._failures, self._reported = 0, Notices()
         self.last: RefitRecord | None = None
         self.seconds = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without the last refit, which holds thousands of rows."""
+        return {**vars(self), "last": None}
 
     def __call__(self, report: RefitReport, source: SyntheticRows | None = None) -> None:
         """Measure and write a refit."""

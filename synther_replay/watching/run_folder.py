@@ -58,6 +58,7 @@ class RunFolder:
 
     def _append(self, record: RefitRecord) -> None:
         line = json.dumps({"time": round(time.time(), 3), **record.to_json()}, allow_nan=False)
+        self.path.mkdir(parents=True, exist_ok=True)  # this writer may have been unpickled on another machine
         with open(self.path / HISTORY, "ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from synther_replay.watching.record import PREFIX, RefitRecord
@@ -20,6 +21,9 @@ class RefitWriter(Protocol):
 class TensorBoardWriter:
     """Writes scalars and histograms to TensorBoard, by environment steps.
 
+    A pickled or copied one opens the same folder again when it writes first; one for an object without the attribute
+    ``log_dir`` keeps the object.
+
     Args:
         writer: The ``SummaryWriter`` of the run, or a folder to make one for, which needs the package ``tensorboard``.
     """
@@ -27,12 +31,22 @@ class TensorBoardWriter:
     def __init__(self, writer: Any) -> None:
         """Keep or make the writer."""
         if isinstance(writer, str | os.PathLike):
-            from torch.utils.tensorboard import SummaryWriter
-
-            writer = SummaryWriter(os.fspath(writer))
+            self._folder: str | None = os.fspath(writer)
+            writer = self.writer  # now, so that a missing package is noticed before the run
         if not callable(getattr(writer, "add_scalar", None)) or not callable(getattr(writer, "add_histogram", None)):
             raise TypeError(f"writer: expected a folder or a SummaryWriter, got {writer!r}")
-        self.writer = writer
+        self._folder, self.writer = getattr(writer, "log_dir", None), writer
+
+    @cached_property
+    def writer(self) -> Any:
+        """The ``SummaryWriter``."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self._folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without the open writer, which has a thread and a file."""
+        return {name: value for name, value in vars(self).items() if name != "writer" or self._folder is None}
 
     def write(self, record: RefitRecord) -> None:
         """Write one refit."""
@@ -46,7 +60,8 @@ class TensorBoardWriter:
 class WandbWriter:
     """Writes scalars and histograms to Weights & Biases, with the environment steps as ``synther/step``.
 
-    The run's own steps stay as they are: W&B drops values whose step is behind the last one.
+    The run's own steps stay as they are: W&B drops values whose step is behind the last one. A pickled or copied one
+    writes to the run that ``wandb.init`` started where it is loaded, because a run belongs to its process.
 
     Args:
         run: The run; None: the one that ``wandb.init`` started, when the first refit is written.
@@ -54,8 +69,17 @@ class WandbWriter:
 
     def __init__(self, run: Any = None) -> None:
         """Keep the run."""
-        self._wandb: Any = importlib.import_module("wandb")  # optional
+        self._wandb  # noqa: B018  now, so that a missing package is noticed before the run
         self.run, self._defined = run, False
+
+    @cached_property
+    def _wandb(self) -> Any:
+        return importlib.import_module("wandb")  # optional
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for pickle and deepcopy, without the run."""
+        rest = {name: value for name, value in vars(self).items() if name != "_wandb"}
+        return {**rest, "run": None, "_defined": False}
 
     def write(self, record: RefitRecord) -> None:
         """Write one refit."""

@@ -6,9 +6,12 @@ import json
 import logging
 import math
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -249,6 +252,79 @@ def test_refits_that_take_most_of_the_run_give_a_warning_with_advice(seconds: fl
             advisor.look_at(RefitRecord(RefitReport(None, 10, 5, 1.0, 1.0), seconds=seconds))
     assert len(caught) == warns
     assert all("schedule" in str(warning.message) for warning in caught)
+
+
+# --- pickled, as frameworks save their options
+
+
+def test_writers_write_on_after_pickling(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path / "own") as own:
+        log = RefitLog(TensorBoardWriter(tmp_path / "made"), TensorBoardWriter(own), folder=tmp_path / "history")
+        buffer(log).refit()
+        stored = pickle.dumps(log)
+    folders = [tmp_path / name for name in ("made", "own", "history")]
+    for folder in folders:
+        shutil.rmtree(folder)  # as on another machine
+    loaded = pickle.loads(stored)
+    assert not any(folder.exists() for folder in folders)  # opened when something is written
+    buffer(loaded).refit()
+    assert all(any(folder.iterdir()) for folder in folders)
+
+
+def test_a_writer_of_wandb_takes_the_run_of_the_process_that_loads_it(monkeypatch: pytest.MonkeyPatch):
+    wandb = pytest.importorskip("wandb")
+    written: list[dict[str, Any]] = []
+
+    class Run:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()  # as in a real one, which cannot be pickled either
+
+        def define_metric(self, *_: Any, **options: Any) -> None:
+            pass
+
+        def log(self, values: dict[str, Any]) -> None:
+            written.append(values)
+
+    loaded = pickle.loads(pickle.dumps(RefitLog(WandbWriter(Run()))))
+    monkeypatch.setattr(wandb, "run", Run())
+    buffer(loaded).refit()
+    assert written[0]["synther/step"] == 2_000
+
+
+def test_pickles_hold_no_rows():
+    log = RefitLog()
+    buffer(log).refit()
+    loaded = pickle.loads(pickle.dumps(log))
+    assert loaded.last is None and loaded.seconds == log.seconds
+    assert log.last is not None
+    assert len(pickle.dumps(log)) < 5_000
+
+
+class Clock:
+    """A clock that begins elsewhere in another process."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("run", "warns"), [(100, 1), (200, 0)])
+def test_the_time_of_the_run_goes_on_in_another_process(monkeypatch: pytest.MonkeyPatch, run: float, warns: int):
+    monkeypatch.setattr(Clock, "now", 5_000.0)
+    advisor = Advisor(0.5, clock=Clock())
+    monkeypatch.setattr(Clock, "now", 5_000.0 + run - 10)
+    stored = pickle.dumps(advisor)
+    monkeypatch.setattr(Clock, "now", 3.0)
+    loaded = pickle.loads(stored)
+    monkeypatch.setattr(Clock, "now", 13.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded.look_at(RefitRecord(RefitReport(None, 10, 5, 1.0, 1.0), seconds=80.0))
+    assert len(caught) == warns
 
 
 # --- the run directory

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from synther_replay.watching import PREFIX, RefitLog, read_history
+from synther_replay.watching import PREFIX, RefitLog, TensorBoardWriter, read_history
 
 SMALL = {"width": 16, "depth": 1, "steps": 20, "refit_steps": 10, "batch_size": 32, "sampling_steps": 4}
 SCHEDULE = {"every": 60, "rows": 100, "start": 60}
@@ -47,6 +47,24 @@ def test_stable_baselines3(tmp_path: Path):
     log = RefitLog(folder=tmp_path)
     sac(on_refit=log).learn(65)
     check(log, tmp_path)
+
+
+def test_a_saved_model_goes_on_logging_where_it_is_loaded(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = sac(on_refit=RefitLog(TensorBoardWriter(tmp_path / "run"), folder=tmp_path / "run"))
+    model.learn(65)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "rows")
+    loaded = type(model).load(tmp_path / "model", env=model.get_env())
+    loaded.load_replay_buffer(tmp_path / "rows")
+    loaded.learn(65, reset_num_timesteps=False)
+    steps = [refit["step"] for refit in read_history(tmp_path / "run")]
+    assert len(steps) == 2
+    found = EventAccumulator(str(tmp_path / "run"))
+    found.Reload()
+    assert [event.step for event in found.Scalars(f"{PREFIX}marginal")] == steps
 
 
 def test_callback_writes_the_same_names_to_tensorboard(tmp_path: Path):
