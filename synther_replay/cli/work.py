@@ -46,10 +46,8 @@ class WorkFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise BlockingIOError(f"{output}: another process is writing it ({self.path} is locked)") from error
-            if not self._lock_file.exists() or not os.path.samestat(
-                os.fstat(self._lock.fileno()), self._lock_file.stat()
-            ):
-                raise BlockingIOError(f"{output}: another process has just written it")  # and removed this lock
+            if not os.fstat(self._lock.fileno()).st_nlink:  # its owner has removed it meanwhile
+                raise BlockingIOError(f"{output}: another process has just written it")
         self.is_continued = self._manifest() == json.loads(json.dumps(manifest))
         if not self.is_continued:
             self.model.unlink(missing_ok=True)
