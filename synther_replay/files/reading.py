@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ import torch
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import is_out_of_memory
-from synther_replay.files.fields import NEXT_OBSERVATIONS, TIMEOUTS, leaves, root_of, to_transitions
+from synther_replay.files.fields import NEXT_OBSERVATIONS, TERMINALS, TIMEOUTS, leaves, root_of, to_transitions
 from synther_replay.files.formats import located
 from synther_replay.files.inference import spec_of
 from synther_replay.files.pairing import paired
-from synther_replay.files.table import Table, block_rows
+from synther_replay.files.table import Arrays, Table, block_rows
 
 
 class FileError(ValueError):
@@ -62,16 +62,35 @@ class TransitionFile:
             FileError: The file is damaged, or a value is no part of a transition.
         """
         keys = [key for key, _, _ in leaves(self.spec) if not (self.is_raw and root_of(key) == NEXT_OBSERVATIONS)]
-        keys += [TIMEOUTS] if self.is_raw and TIMEOUTS in self._table.columns else []
         missing = [key for key in keys if key not in self._table.columns]
         if missing:
             raise FileError(f"{self.path}: {', '.join(missing)}: missing; found {', '.join(self._table.columns)}")
         try:
-            with closing(self._table.blocks(keys, block_rows(self.spec.dim))) as arrays:  # errors close the file, too
-                for block in paired(arrays, self._episode_steps) if self.is_raw else arrays:
+            with closing(self._arrays(keys)) as blocks:  # errors close the file, too
+                for block in blocks:
                     yield to_transitions(self.spec, block)
         except Exception as error:
             raise _named(self.path, error) from error
+
+    def count(self) -> int:
+        """Return the number of transitions; of a raw file the flags are read.
+
+        Raises:
+            FileError: The file is damaged.
+        """
+        if not self.is_raw:
+            return self.rows
+        try:
+            with closing(self._arrays([TERMINALS])) as blocks:
+                return sum(len(block[TERMINALS]) for block in blocks)
+        except Exception as error:
+            raise _named(self.path, error) from error
+
+    def _arrays(self, keys: Sequence[str]) -> Generator[Arrays, None, None]:
+        """Yield some arrays in blocks, a row per transition."""
+        keys = [*keys, TIMEOUTS] if self.is_raw and TIMEOUTS in self._table.columns else keys
+        with closing(self._table.blocks(keys, block_rows(self.spec.dim))) as arrays:
+            yield from paired(arrays, self._episode_steps) if self.is_raw else arrays
 
     def read(self) -> Transitions:
         """Return all transitions.

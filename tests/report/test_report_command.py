@@ -15,6 +15,7 @@ pytest.importorskip("plotly")
 from typer.testing import CliRunner
 
 from synther_replay.cli.app import app
+from synther_replay.files import read, write
 
 
 def save(path: Path, n: int, seed: int, *, shift: float = 0.0, width: int = 3) -> Path:
@@ -87,7 +88,26 @@ def test_columns_have_the_names_that_are_given(files, run) -> None:
 def test_evenly_spaced_rows_are_compared(tmp_path, files, run) -> None:
     printed = json.loads(run(files["real"], files["good"], "--json", "--rows", 300).stdout)
     assert (printed["rows_real"], printed["rows_synthetic"]) == (250, 250)  # every fourth row
-    assert printed["settings"]["good.npz"]["rows compared"] == "250"
+    assert printed["settings"]["synthetic"]["rows compared"] == "250"
+
+
+def test_transitions_are_counted_where_they_take_two_rows(tmp_path, files, run) -> None:
+    pytest.importorskip("h5py")
+    write(tmp_path / "good.hdf5", read(files["good"]))
+    printed = json.loads(run(files["real"], tmp_path / "good.hdf5", "--json", "--rows", 1_000).stdout)
+    assert (printed["rows_real"], printed["rows_synthetic"]) == (1_000, 1_000)
+
+
+def test_files_of_equal_names_keep_their_settings(tmp_path, run) -> None:
+    paths = [tmp_path / folder / "d.npz" for folder in ("x", "y")]
+    for n, path in zip((500, 400), paths, strict=True):
+        path.parent.mkdir()
+        save(path, n, n)
+    told = json.loads(run(*paths, "--json").stdout)["settings"]
+    assert {part: (told[part]["file"], told[part]["rows"]) for part in ("real", "synthetic")} == {
+        "real": (str(paths[0]), "500"),
+        "synthetic": (str(paths[1]), "400"),
+    }
 
 
 def test_files_that_do_not_fit_together_are_refused_in_one_line(tmp_path, files, run) -> None:

@@ -62,7 +62,8 @@ def report(
         raise FileNotFoundError(f"{target}: folder {target.parent} does not exist")
     if target is not None and target.exists() and (target.is_dir() or target.suffix.lower() not in (".html", ".htm")):
         raise FileExistsError(f"{target}: exists and is no page (.html); not replaced")
-    files = {path: open_file(path, episode_steps=episode_steps) for path in (real, synthetic, held_out) if path}
+    given = {"real": real, "synthetic": synthetic} | ({"held out": held_out} if held_out else {})
+    files = {path: open_file(path, episode_steps=episode_steps) for path in given.values()}
     spec = files[real].spec if files[real].about.get(SPEC) else _without_bounds(files[real].spec)
     sets = {path: _read(file, spec, rows, output) for path, file in files.items()}
     with output.step("comparing"):
@@ -72,7 +73,7 @@ def report(
             held_out=None if held_out is None else sets[held_out],
             names=None if names is None else names.split(","),
             env=env,
-            settings=_settings(files, sets),
+            settings=_settings(given, files, sets),
             title=f"Quality of {Path(synthetic).name or synthetic}",
             seed=seed,
         )
@@ -85,9 +86,10 @@ def report(
 
 
 def _read(file: TransitionFile, spec: TransitionSpec, most: int, output: Output) -> Transitions:
-    """Read evenly spaced rows, at most about `most`; a file that holds no spec takes that of the real rows."""
-    step, seen, parts = max(1, -(-file.rows // most)), 0, []
-    with output.step(f"reading {file.path.name}", file.rows) as advance:
+    """Read evenly spaced transitions, at most `most`; a file that holds no spec takes that of the real rows."""
+    count = file.count()  # in a raw file, rows are more than transitions
+    step, seen, parts = max(1, -(-count // most)), 0, []
+    with output.step(f"reading {file.path.name}", count) as advance:
         for block in file.blocks():
             parts.append(block.rows[-seen % step :: step].clone())  # a view would keep the whole block
             seen += len(block)
@@ -116,16 +118,18 @@ def _same_fields(one: TransitionSpec, other: TransitionSpec) -> bool:
     return layouts[0] == layouts[1]
 
 
-def _settings(files: Mapping[str, TransitionFile], sets: Mapping[str, Transitions]) -> dict[str, Any]:
-    """What the files tell of themselves, for the end of the page."""
+def _settings(
+    given: Mapping[str, str], files: Mapping[str, TransitionFile], sets: Mapping[str, Transitions]
+) -> dict[str, Any]:
+    """What the files tell of themselves, for the end of the page, by their part: names of two files may be equal."""
     told: dict[str, Any] = {}
-    for path, file in files.items():
+    for part, path in given.items():
+        file = files[path]
         about = {key: value for key, value in file.about.items() if key != SPEC}
         inner = {key: about.pop(key) for key in list(about) if isinstance(about[key], Mapping)}
         counts = {"rows": f"{file.rows:,}", "rows compared": f"{len(sets[path]):,}"}
-        name = file.path.name
-        told[name] = {"format": file.format, **counts, **about}
-        told |= {f"{name}: {key}": value for key, value in inner.items()}
+        told[part] = {"file": str(file.path), "format": file.format, **counts, **about}
+        told |= {f"{part}: {key}": value for key, value in inner.items()}
     return told
 
 
