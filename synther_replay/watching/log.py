@@ -27,7 +27,8 @@ class RefitLog:
         log = RefitLog(TensorBoardWriter("runs/a"), WandbWriter(), folder="runs/a", verbose=1)
         buffer = SyntheticReplayBuffer(real, on_refit=log)
 
-    Nothing that goes wrong here ends the run or undoes a refit: it is a warning. Pickled, for example by ``model.save``
+    Nothing that goes wrong here ends the run or undoes a refit: it is a warning, and a line of ``logging`` where
+    warnings are errors (``python -W error``). Pickled, for example by ``model.save``
     of Stable-Baselines3, it goes on where it is loaded, with the same folders.
 
     Args:
@@ -81,7 +82,10 @@ class RefitLog:
                 self._warn_of(error, f"refit log: {type(writer).__name__} failed at step {report.steps}")
         if self.verbose:
             _visible().info("%s", record.line())
-        self._advisor.look_at(record)
+        try:
+            self._advisor.look_at(record)
+        except Warning as warning:
+            logger.warning("%s", warning)
 
     def _measured(self, report: RefitReport, source: SyntheticRows | None) -> RefitRecord:
         try:
@@ -98,7 +102,10 @@ class RefitLog:
 
     def _warn_of(self, error: Exception, text: str) -> None:
         self._failures += 1
-        self._reported.warn_of(error, self._failures, text, stacklevel=4)
+        try:
+            self._reported.warn_of(error, self._failures, text, stacklevel=4)
+        except Warning as warning:
+            logger.warning("%s", warning)
 
 
 def _visible() -> logging.Logger:

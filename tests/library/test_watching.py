@@ -173,6 +173,26 @@ def test_a_writer_that_raises_neither_ends_the_run_nor_undoes_the_refit():
     assert len(caught) == 1  # and again at the tenth time
 
 
+def test_nothing_undoes_a_refit_where_warnings_are_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def no_memory(*_: Any, **options: Any) -> None:
+        raise MemoryError("no memory")
+
+    kept = Kept()
+    own = buffer(RefitLog(Broken(), kept))
+    own.generator.error = 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            own.refit()
+        monkeypatch.setattr("synther_replay.watching.record.fidelity", no_memory)
+        own.refit()
+    assert own.refits == len(kept.records) == 4
+    for text in ("disk full", "real_ratio", "no memory"):
+        assert any(text in message for message in caplog.messages)
+
+
 def test_a_comparison_that_fails_costs_its_values_only(monkeypatch: pytest.MonkeyPatch):
     def no_memory(*_: Any, **options: Any) -> None:
         raise MemoryError("no memory")
@@ -220,12 +240,15 @@ def test_bad_rows_of_some_refits_in_a_row_give_one_warning_with_advice():
         own.generator.error = 0.0
         for _ in range(good):
             own.refit()
-    for _ in range(3):
-        own.generator.error = 0.5
-        own.refit()
-        own.refit()
-        own.generator.error = 0.0
-        own.refit()
+    with warnings.catch_warnings(record=True) as caught_late:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            own.generator.error = 0.5
+            own.refit()
+            own.refit()
+            own.generator.error = 0.0
+            own.refit()
+    assert not caught_late
 
 
 def test_guided_rows_may_differ():
@@ -234,10 +257,11 @@ def test_guided_rows_may_differ():
     own.generator.error = 0.5
     own.on_refit = None
     report = own.refit()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for _ in range(5):
             log(RefitReport(None, report.rows, 5, 1.0, 1.0, GuidanceReport(1.0, 2.0, 1.0)), own)
+    assert not caught
     assert log.last is not None and log.last.fidelity is not None and not log.last.fidelity.passed
 
 
