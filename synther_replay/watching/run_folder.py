@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -73,7 +74,7 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the refits of the run in a directory, in the order of their steps.
 
     Lines that are not whole are left out, and so are refits that were made again after the run was resumed from an
-    earlier step or started anew.
+    earlier step or started anew. Numbers that are not finite are None.
     """
     try:
         text = (Path(path) / HISTORY).read_text(encoding="utf-8", errors="replace")
@@ -82,8 +83,8 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in text.splitlines():
         try:
-            record = json.loads(line, parse_constant=lambda _: None)
-        except ValueError:
+            record = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)
+        except (ValueError, RecursionError):  # a forged line may be nested as deeply as it is long
             continue
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
@@ -91,3 +92,8 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             records.pop()
         records.append(record)
     return records
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None  # 1e999 is infinite

@@ -96,7 +96,7 @@ class WatchServer(ThreadingHTTPServer):
             "refits": [{key: entry.get(key) for key in ("step", "time", "line", "scalars")} for entry in records],
             "latest": records[-1] if records else None,
         }
-        return _Answer(json.dumps(values).encode(), "application/json", tag=tag)
+        return _Answer(json.dumps(values, allow_nan=False).encode(), "application/json", tag=tag)
 
     def _report(self) -> _Answer | None:
         path = self._report_path()
@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             found = self.server.answer(urlsplit(self.path).path)
-        except (OSError, ValueError) as error:  # the file is being replaced, or the address is not one
+        except (OSError, ValueError, RecursionError) as error:  # a file is being replaced, or address or file is bad
             logger.info("no answer for %r: %s", self.path, error)
             found = None
         if found is None:

@@ -19,7 +19,7 @@ import pytest
 
 from synther_replay import RefitReport
 from synther_replay.watching import RefitRecord, RunFolder
-from synther_replay.watching.run_folder import REPORT
+from synther_replay.watching.run_folder import HISTORY, REPORT
 from synther_replay.watching.server import WatchServer
 
 
@@ -101,6 +101,14 @@ def test_a_folder_without_refits_is_served(tmp_path: Path):
         answer = server.answer("/history")
     assert answer is not None
     assert json.loads(answer.body)["latest"] is None
+
+
+def test_lines_that_others_wrote_do_not_stop_the_page(server: WatchServer, folder: RunFolder):
+    with open(folder.path / HISTORY, "a") as file:
+        file.write("[" * 200_000 + "\n" + '{"step": 300, "scalars": {"synther/fit_loss": 1e999}}\n')
+    status, _, body = ask(server, "/history")
+    assert status == 200 and b"Infinity" not in body
+    assert json.loads(body)["latest"]["scalars"] == {"synther/fit_loss": None}
 
 
 def test_head_has_no_body(server: WatchServer):

@@ -373,11 +373,21 @@ def test_values_that_are_not_finite_are_null(tmp_path: Path):
     assert read_history(tmp_path)[0]["scalars"]["synther/fit_loss"] is None
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "-Infinity"])
+def test_numbers_of_a_history_that_are_not_finite_are_none(tmp_path: Path, number: str):
+    (tmp_path / HISTORY).write_text(f'{{"step": 1, "scalars": {{"bad": [{number}], "good": 0.5}}}}\n')
+    assert read_history(tmp_path) == [{"step": 1, "scalars": {"bad": [None], "good": 0.5}}]
+
+
 def record(step: int) -> RefitRecord:
     return RefitRecord(RefitReport(None, 10, step, 1.0, 1.0))
 
 
-@pytest.mark.parametrize("left", [b'{"step": 7, "sca', b"\xff\x00", b"[1]\n", b'{"step": "x"}\n', b"\n\n"])
+@pytest.mark.parametrize(
+    "left",
+    [b'{"step": 7, "sca', b"\xff\x00", b"[1]\n", b'{"step": "x"}\n', b"\n\n", b"[" * 200_000],
+    ids=lambda left: left[:20],
+)
 def test_what_a_kill_left_behind_is_passed_over(tmp_path: Path, left: bytes):
     folder = RunFolder(tmp_path)
     folder.write(record(1))
