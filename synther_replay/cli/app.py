@@ -18,6 +18,7 @@ import typer
 import synther_replay
 from synther_replay.cli.commands import bench, fit, info, report, sample, upsample, watch
 from synther_replay.errors import is_out_of_memory
+from synther_replay.files.formats import located
 
 # A new sub-command is a module with a function of its name and an entry here.
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -30,6 +31,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     watch.watch,
 )
 _EXPECTED = (ValueError, OSError, ImportError, RuntimeError, MemoryError)  # everything else is a fault of ours
+_KEPT = ("model.safetensors", "rows.spool")  # in the folder of `WorkFolder`
 
 app = typer.Typer(
     name="synther",
@@ -74,7 +76,7 @@ def _with_exit_status(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            _complain("interrupted; run the same command to go on")
+            _complain("interrupted; run the same command to go on" if _is_kept(kwargs.get("out")) else "interrupted")
             raise typer.Exit(130) from None
         except Exception as error:
             if type(error).__module__.startswith(("typer", "click")):  # wrong usage, and exits
@@ -87,10 +89,22 @@ def _with_exit_status(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def _is_kept(out: str | None) -> bool:
+    """Whether the model or rows of an interrupted command wait beside its output; most commands keep nothing."""
+    if out is None:
+        return False
+    try:
+        path, _ = located(out, exists=False)
+    except (ValueError, OSError, ImportError):  # interrupted before the output was checked
+        return False
+    return any((path.with_name(f"{path.name}.partial") / name).exists() for name in _KEPT)
+
+
 def _in_one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
+    text = " ".join(text.split())  # names of files may have several lines, too
     if is_out_of_memory(error):
         return f"out of memory ({text or 'no details'})"
     if isinstance(error, _EXPECTED):

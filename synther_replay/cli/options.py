@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -13,9 +14,12 @@ import typer
 from synther_replay.common.checks import resolve_device
 from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
+from synther_replay.errors import CheckpointError
+from synther_replay.generator import DiffusionGenerator
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_COUNT = re.compile(r"(\d[\d_,]*(?:\.\d+)?(?:[eE]\d+)?)\s*([KMGkmg]?)")
+# A comma elsewhere than before three digits is that of a decimal number in many languages.
+_COUNT = re.compile(r"((?:\d{1,3}(?:[_,]\d{3})+|\d+)(?:\.\d+)?(?:[eE]\d+)?)\s*([KMGkmg]?)")
 
 
 def count(text: str | int) -> int:
@@ -64,6 +68,14 @@ def device_of(name: str) -> torch.device:
         return resolve_device(name)
     except (ValueError, RuntimeError, TypeError) as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
+
+
+def generator_of(model: Path, device: torch.device) -> DiffusionGenerator:
+    """Load a saved generator; errors name its file."""
+    try:
+        return DiffusionGenerator.load(model, device=device)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).removeprefix("path: ")) from error
 
 
 def config_of(preset: str | None, changes: list[str] | None, device: torch.device) -> GeneratorConfig:

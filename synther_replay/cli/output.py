@@ -59,11 +59,6 @@ class Output:
             task = progress.add_task(description, total=total, completed=done)
             yield lambda rows: progress.update(task, advance=rows)
 
-    def note(self, text: str) -> None:
-        """Tell something that a person may want to know."""
-        if self.is_interactive:
-            self._progress.print(text, highlight=False)
-
     def result(self, values: Mapping[str, Any], text: str | Table) -> None:
         """Print the result."""
         if self._as_json:

@@ -116,7 +116,7 @@ def test_numbers_of_rows():
     assert options.count(7) == 7  # a default of an option
     given = {"5M": 5_000_000, "2.5k": 2_500, "1_000": 1_000, "10,000": 10_000, "1e3": 1_000, "7": 7}
     assert {text: options.count(text) for text in given} == given
-    for text in ("0", "-5", "1.5", "M", "5 apples", "", "1e-3", "nan", "inf"):
+    for text in ("0", "-5", "1.5", "M", "5 apples", "", "1e-3", "nan", "inf", "1,5", "1_0", "1,0000", "1000,000", "1,"):
         with pytest.raises(Exception, match="rows"):
             options.count(text)
 
@@ -137,6 +137,37 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, data, synther):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
     refused(synther("upsample", data, folder / "out.npz", "--rows", 5), "locked", "writable")
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_fit_checks_its_output_before_the_work_begins(tmp_path, data, synther, monkeypatch):
+    monkeypatch.setattr("synther_replay.cli.commands.fit.fit_rows", interrupt)
+    refused(synther("fit", data, tmp_path, "--overwrite"), "folder")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # for root, every folder is writable
+    refused(synther("fit", data, tmp_path / "model"), "model", "writable")
+
+
+def test_an_interrupted_command_says_whether_it_goes_on(tmp_path, data, synther, monkeypatch):
+    for name in ("fit", "upsample"):
+        monkeypatch.setattr(f"synther_replay.cli.commands.{name}.fit_rows", interrupt)
+    rest = ("--rows", 5, *SETTINGS)
+    for stopped in (synther("fit", data, tmp_path / "model"), synther("upsample", data, tmp_path / "a.npz", *rest)):
+        assert (stopped.returncode, stopped.stderr.count("\n")) == (130, 1)
+        assert "same command" not in stopped.stderr
+    monkeypatch.undo()
+    monkeypatch.setattr("synther_replay.cli.commands.upsample.generate", interrupt)  # the model is fitted
+    assert "same command" in synther("upsample", data, tmp_path / "b.npz", *rest).stderr
+
+
+def test_an_error_takes_one_line_whatever_the_name_of_the_file(tmp_path, data, synther, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device", "two\nlines.npz")
+
+    monkeypatch.setattr("synther_replay.cli.commands.fit.fit_rows", fail)
+    refused(synther("fit", data, tmp_path / "model"), "two lines.npz", "No space")
 
 
 @pytest.mark.parametrize(
@@ -167,4 +198,6 @@ def test_files_without_transitions_are_named(tmp_path, synther):
     np.savez(tmp_path / "few.npz", **arrays(5))
     refused(synther("fit", tmp_path / "few.npz", tmp_path / "model"), "few.npz", "32", "5")
     refused(synther("info", tmp_path / "missing.npz"), "missing.npz", "no such file")
-    refused(synther("sample", tmp_path / "few.npz", tmp_path / "out.npz", "--rows", 5), "few.npz")
+    done = synther("sample", tmp_path / "few.npz", tmp_path / "out.npz", "--rows", 5)
+    refused(done, "few.npz")
+    assert "path:" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,10 @@ def fit(
         raise FileExistsError(f"{model}: exists; --overwrite replaces it")
     if not model.parent.is_dir():
         raise FileNotFoundError(f"{model}: folder {model.parent} does not exist")
+    if not os.access(model.parent, os.W_OK):
+        raise PermissionError(f"{model}: folder {model.parent} is not writable")
+    if model.is_dir():
+        raise IsADirectoryError(f"{model}: is a folder and not replaced")
     real = read_rows(source, episode_steps, output)
     fitted = fit_rows(real, config, place, seed, output)
     fitted.generator.save(model)

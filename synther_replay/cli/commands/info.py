@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from rich.table import Table
 
 from synther_replay.cli import options
 from synther_replay.cli.generation import size_of, sized
 from synther_replay.cli.output import Output
-from synther_replay.errors import CheckpointError
 from synther_replay.files.reading import FileError, TransitionFile, open_file
 from synther_replay.files.table import SPEC
-from synther_replay.generator import DiffusionGenerator
 
 _LONGEST = 200  # characters of a value in the table
 
@@ -50,10 +49,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _of_model(path: Path) -> dict[str, Any]:
-    try:
-        generator = DiffusionGenerator.load(path, device="cpu")
-    except CheckpointError as error:
-        raise CheckpointError(str(error).removeprefix("path: ")) from error
+    generator = options.generator_of(path, torch.device("cpu"))
     return {
         "file": str(path),
         "format": "generator of synther_replay",

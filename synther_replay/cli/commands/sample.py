@@ -13,7 +13,6 @@ from synther_replay.cli.generation import Target, generate, manifest_of, origin_
 from synther_replay.cli.output import Output
 from synther_replay.cli.work import WorkFolder
 from synther_replay.errors import CheckpointError
-from synther_replay.generator import DiffusionGenerator
 
 
 def sample(
@@ -36,7 +35,7 @@ def sample(
     place = options.device_of(device)
     output = Output(as_json=as_json)
     target = Target.of(out, overwrite=overwrite)
-    generator = DiffusionGenerator.load(model, device=place)
+    generator = options.generator_of(model, place)
     if not generator.is_fitted or generator.stack != 1:
         raise CheckpointError(f"{model}: expected one fitted generator, got {generator.stack}")
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
