@@ -20,7 +20,8 @@ TERMINALS, TIMEOUTS = "terminals", "timeouts"
 OBSERVATIONS, NEXT_OBSERVATIONS = "observations", "next_observations"
 REQUIRED = (OBSERVATIONS, "actions", "rewards", TERMINALS)
 KNOWN = (*REQUIRED, NEXT_OBSERVATIONS, TIMEOUTS)
-# Other spellings, as Gymnasium, Minari and course data sets have them. ``dones`` is none: it may hold time limits.
+_UNCLEAR = ("dones", "done")  # no spelling of terminals: time limits may be among them
+# Other spellings, as Gymnasium, Minari and course data sets have them.
 _OTHER_NAMES = {
     "observation": OBSERVATIONS,
     "action": "actions",
@@ -52,10 +53,11 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
         extra: Extra fields, which the file's own spec names.
 
     Raises:
-        ValueError: A field is there in two spellings, which may hold different values.
+        ValueError: A field is there in two spellings, which may hold different values; or ``dones`` without terminals.
     """
     found: dict[str, str] = {}
     spellings: dict[str, str] = {}
+    names = list(names)
     for name in names:
         key = usual_name(name)
         field = root_of(key)
@@ -64,6 +66,12 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
             if other != root_of(name):
                 raise ValueError(f"{other}, {root_of(name)}: two spellings of one field; keep one of them")
             found[key] = name
+    unclear = next((name for name in names if name in _UNCLEAR), None)
+    if unclear and TERMINALS not in spellings:
+        raise ValueError(
+            f"{TERMINALS}: missing; {unclear} is there, but may hold time limits, too: rename it to {TERMINALS} if it "
+            f"does not, else store the two as {TERMINALS} and {TIMEOUTS}"
+        )
     return found
 
 

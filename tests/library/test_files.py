@@ -273,6 +273,16 @@ def test_two_spellings_of_one_field_are_refused(tmp_path, suffix):
         assert {key, other} <= set(re.findall(r"\w+", str(caught.value))), caught.value
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_dones_are_no_terminals_and_the_error_says_so(tmp_path, suffix):
+    path, data = tmp_path / f"dones{suffix}", raw(20)
+    save(path, data | {"dones": data["terminals"]})
+    assert open_file(path).rows == 20
+    save(path, {"dones" if key == "terminals" else key: values for key, values in data.items()})
+    with pytest.raises(FileError, match=r"terminals: missing.*dones"):
+        open_file(path)
+
+
 @pytest.mark.parametrize("entries", [60, 300])
 def test_observations_of_many_entries_come_back_from_hdf5(tmp_path, entries):
     space = spaces.Dict({f"a_rather_long_name_of_a_sensor_{i:03}": spaces.Box(-1, 1, (2,)) for i in range(entries)})
