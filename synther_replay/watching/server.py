@@ -88,25 +88,26 @@ class WatchServer(ThreadingHTTPServer):
         return made[path]() if path in made else None
 
     def _history(self) -> _Answer:
-        tag = f'"{_state_of(self.folder / HISTORY)}-{_state_of(self._report_path())}"'
-        records = read_history(self.folder)
+        history = self._own_file(HISTORY)
+        tag = f'"{_state_of(history)}-{_state_of(self._own_file(REPORT))}"'
+        records = [] if history is None else read_history(self.folder)
         values = {
             "name": self.folder.name,
-            "report": _state_of(self._report_path()),
+            "report": _state_of(self._own_file(REPORT)),
             "refits": [{key: entry.get(key) for key in ("step", "time", "line", "scalars")} for entry in records],
             "latest": records[-1] if records else None,
         }
         return _Answer(json.dumps(values, allow_nan=False).encode(), "application/json", tag=tag)
 
     def _report(self) -> _Answer | None:
-        path = self._report_path()
+        path = self._own_file(REPORT)
         if path is None:
             return None
         return _Answer(path.read_bytes(), "text/html; charset=utf-8", _REPORT_POLICY, f'"{_state_of(path)}"')
 
-    def _report_path(self) -> Path | None:
-        """The report; None if there is none, or if it is a link to somewhere else."""
-        path = self.folder / REPORT
+    def _own_file(self, name: str) -> Path | None:
+        """A regular file of the directory; None if there is none, or if it is a pipe or a link to somewhere else."""
+        path = self.folder / name
         return path if path.is_file() and path.resolve().parent == self.folder else None
 
 

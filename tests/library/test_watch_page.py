@@ -150,6 +150,21 @@ def test_a_report_that_is_a_link_to_another_place_is_not_served(server: WatchSer
     assert ask(server, "/report")[0] == 404
 
 
+def test_a_history_that_is_a_link_to_another_place_is_not_served(server: WatchServer, folder: RunFolder):
+    path = folder.path / HISTORY
+    path.rename(folder.path.parent / "secret.jsonl")
+    path.symlink_to(folder.path.parent / "secret.jsonl")
+    assert json.loads(ask(server, "/history")[2])["latest"] is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_history_that_is_a_pipe_is_not_waited_for(server: WatchServer, folder: RunFolder):
+    path = folder.path / HISTORY
+    path.unlink()
+    os.mkfifo(path)
+    assert json.loads(ask(server, "/history")[2])["latest"] is None
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1:1", "localhost", "127.0.0.1.evil:{port}", ""]
 )
