@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import re
 from collections.abc import Callable
 from functools import cached_property
 from http import HTTPStatus
@@ -18,7 +19,8 @@ from synther_replay.watching.run_folder import HISTORY, REPORT, read_history
 logger = logging.getLogger(__name__)
 
 _ADDRESS = "127.0.0.1"
-_NAMES = ("127.0.0.1", "localhost")  # of this machine, in the Host header
+# This machine in the Host header. Any port: `ssh -L` may give the page another one, and only the name can be forged.
+_THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _INLINE = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 _PAGE_POLICY = f"{_INLINE}; script-src 'unsafe-inline'; connect-src 'self'; frame-src 'self'"
 # The report is a file that anybody may have put there: its scripts get no access to this server.
@@ -141,8 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, found)
 
     def _is_local(self) -> bool:
-        allowed = {f"{name}:{self.server.server_port}" for name in _NAMES}
-        return self.headers.get_all("Host", []) in ([name] for name in allowed)
+        hosts = self.headers.get_all("Host", [])
+        return len(hosts) == 1 and _THIS_MACHINE.fullmatch(hosts[0]) is not None
 
     def _send(self, status: HTTPStatus, answer: _Answer) -> None:
         self.send_response(status)
