@@ -26,6 +26,7 @@ _PAGE_POLICY = f"{_INLINE}; script-src 'unsafe-inline'; connect-src 'self'; fram
 # The report is a file that anybody may have put there: its scripts get no access to this server.
 _SANDBOX = "sandbox allow-scripts allow-downloads; frame-ancestors 'self'"
 _REPORT_POLICY = f"{_INLINE}; script-src 'unsafe-inline' 'unsafe-eval'; {_SANDBOX}"
+_JSON = "application/json"
 
 
 class _Answer(NamedTuple):
@@ -63,6 +64,7 @@ class WatchServer(ThreadingHTTPServer):
         self.folder = Path(folder).resolve()
         if not self.folder.is_dir():
             raise FileNotFoundError(f"folder: there is no directory {folder}")
+        self._latest = _Answer(b"", _JSON)  # of the history
         try:
             super().__init__((_ADDRESS, port), _Handler)
         except OSError as error:
@@ -80,32 +82,39 @@ class WatchServer(ThreadingHTTPServer):
         """The page."""
         return (Path(__file__).parent / "page.html").read_bytes()
 
-    def answer(self, path: str) -> _Answer | None:
-        """Return what is at an address; None: nothing."""
+    def answer(self, path: str, known: str | None = None) -> _Answer | None:
+        """Return what is at an address; None: nothing. What has the tag `known` comes without its body."""
         made: dict[str, Callable[[], _Answer | None]] = {
             "/": lambda: _Answer(self.page, "text/html; charset=utf-8", _PAGE_POLICY),
-            "/history": self._history,
-            "/report": self._report,
+            "/history": lambda: self._history(known),
+            "/report": lambda: self._report(known),
         }
         return made[path]() if path in made else None
 
-    def _history(self) -> _Answer:
-        history = self._own_file(HISTORY)
-        tag = f'"{_state_of(history)}-{_state_of(self._own_file(REPORT))}"'
-        records = [] if history is None else read_history(self.folder)
-        values = {
-            "name": self.folder.name,
-            "report": _state_of(self._own_file(REPORT)),
-            "refits": [{key: entry.get(key) for key in ("step", "time", "line", "scalars")} for entry in records],
-            "latest": records[-1] if records else None,
-        }
-        return _Answer(json.dumps(values, allow_nan=False).encode(), "application/json", tag=tag)
+    def _history(self, known: str | None) -> _Answer:
+        history, report = self._own_file(HISTORY), _state_of(self._own_file(REPORT))
+        tag = f'"{_state_of(history)}-{report}"'
+        if tag == known:
+            return _Answer(b"", _JSON, tag=tag)
+        latest = self._latest
+        if latest.tag != tag:  # several pages may ask, and a long history takes seconds to read
+            records = [] if history is None else read_history(self.folder)
+            values = {
+                "name": self.folder.name,
+                "report": report,
+                "refits": [{key: entry.get(key) for key in ("step", "time", "line", "scalars")} for entry in records],
+                "latest": records[-1] if records else None,
+            }
+            self._latest = latest = _Answer(json.dumps(values, allow_nan=False).encode(), _JSON, tag=tag)
+        return latest
 
-    def _report(self) -> _Answer | None:
+    def _report(self, known: str | None) -> _Answer | None:
         path = self._own_file(REPORT)
         if path is None:
             return None
-        return _Answer(path.read_bytes(), "text/html; charset=utf-8", _REPORT_POLICY, f'"{_state_of(path)}"')
+        tag = f'"{_state_of(path)}"'
+        body = b"" if tag == known else path.read_bytes()
+        return _Answer(body, "text/html; charset=utf-8", _REPORT_POLICY, tag)
 
     def _own_file(self, name: str) -> Path | None:
         """A regular file of the directory; None if there is none, or if it is a pipe or a link to somewhere else."""
@@ -130,15 +139,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_local():
             self._send(HTTPStatus.FORBIDDEN, _Answer(b"only for this machine\n", "text/plain"))
             return
+        known = self.headers.get("If-None-Match")
         try:
-            found = self.server.answer(urlsplit(self.path).path)
+            found = self.server.answer(urlsplit(self.path).path, known)
         except (OSError, ValueError, RecursionError) as error:  # a file is being replaced, or address or file is bad
             logger.info("no answer for %r: %s", self.path, error)
             found = None
         if found is None:
             self._send(HTTPStatus.NOT_FOUND, _Answer(b"not found\n", "text/plain"))
-        elif found.tag and self.headers.get("If-None-Match") == found.tag:
-            self._send(HTTPStatus.NOT_MODIFIED, found._replace(body=b""))
+        elif found.tag and found.tag == known:
+            self._send(HTTPStatus.NOT_MODIFIED, found)
         else:
             self._send(HTTPStatus.OK, found)
 

@@ -86,6 +86,24 @@ def test_what_the_browser_has_is_not_sent_again(server: WatchServer, folder: Run
     assert ask(server, "/history", **{"If-None-Match": tag})[0] == 200
 
 
+def test_a_history_is_read_once_until_it_changes(
+    server: WatchServer, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    with WatchServer(folder.path) as other:
+        answer = other.answer("/history")
+    assert answer is not None
+    reads: list[Any] = []
+    monkeypatch.setattr("synther_replay.watching.server.read_history", lambda path: reads.append(path) or [])
+    assert ask(server, "/history", **{"If-None-Match": answer.tag})[0] == 304  # this server has not read it yet
+    assert len(reads) == 0
+    for _ in range(2):
+        assert ask(server, "/history")[0] == 200
+        assert len(reads) == 1
+    folder.write(refit(300))
+    assert ask(server, "/history")[0] == 200
+    assert len(reads) == 2
+
+
 def test_the_report_is_served_once_there_is_one(server: WatchServer, folder: RunFolder):
     assert ask(server, "/report")[0] == 404
     assert json.loads(ask(server, "/history")[2])["report"] is None
