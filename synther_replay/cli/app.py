@@ -17,6 +17,7 @@ import typer
 
 import synther_replay
 from synther_replay.cli.commands import bench, fit, info, report, sample, upsample, watch
+from synther_replay.cli.work import WorkFolder
 from synther_replay.errors import is_out_of_memory
 from synther_replay.files.formats import located
 
@@ -31,7 +32,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     watch.watch,
 )
 _EXPECTED = (ValueError, OSError, ImportError, RuntimeError, MemoryError)  # everything else is a fault of ours
-_KEPT = ("model.safetensors", "rows.spool")  # in the folder of `WorkFolder`
 
 app = typer.Typer(
     name="synther",
@@ -97,7 +97,7 @@ def _is_kept(out: str | None) -> bool:
         path, _ = located(out, exists=False)
     except (ValueError, OSError, ImportError):  # interrupted before the output was checked
         return False
-    return any((path.with_name(f"{path.name}.partial") / name).exists() for name in _KEPT)
+    return WorkFolder.is_left(path)
 
 
 def _in_one_line(error: Exception) -> str:

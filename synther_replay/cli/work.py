@@ -16,7 +16,7 @@ try:
 except ImportError:  # Windows, where two commands for one output are not detected
     fcntl = None  # type: ignore[assignment]
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _MODEL, _ROWS = "manifest.json", "model.safetensors", "rows.spool"
 
 
 class WorkFolder:
@@ -35,7 +35,7 @@ class WorkFolder:
 
     def __init__(self, output: Path, manifest: Mapping[str, Any]) -> None:
         """Make or continue the folder."""
-        self.path = output.with_name(f"{output.name}.partial")
+        self.path = _folder(output)
         self.path.mkdir(exist_ok=True)
         self._lock_file = self.path / "lock"
         if any(self.path.iterdir()) and not self._lock_file.exists():
@@ -55,15 +55,20 @@ class WorkFolder:
             with replacing(self.path / _MANIFEST) as temporary:
                 temporary.write_text(json.dumps(manifest))
 
+    @classmethod
+    def is_left(cls, output: Path) -> bool:
+        """Whether a model or rows wait for the same command to be given again."""
+        return any((_folder(output) / name).exists() for name in (_MODEL, _ROWS))
+
     @property
     def model(self) -> Path:
         """Path of the fitted model."""
-        return self.path / "model.safetensors"
+        return self.path / _MODEL
 
     @property
     def rows(self) -> Path:
         """Path of the rows so far."""
-        return self.path / "rows.spool"
+        return self.path / _ROWS
 
     def remove(self) -> None:
         """Remove the folder, unless it has other files; the output is complete."""
@@ -78,3 +83,7 @@ class WorkFolder:
             return json.loads((self.path / _MANIFEST).read_text())
         except (OSError, ValueError):
             return None
+
+
+def _folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial")

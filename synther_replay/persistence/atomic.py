@@ -31,28 +31,13 @@ def replacing(path: Path) -> Iterator[Path]:
         FileNotFoundError: The folder does not exist.
         OSError: The file cannot be written. The message names it.
     """
-    if path.is_symlink():
-        path = path.resolve()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: folder {path.parent} does not exist")
-    for left in path.parent.glob(".*.synther.tmp"):
-        with suppress(FileNotFoundError):  # another process may have removed it
-            if _is_abandoned(left, path.name):
-                left.unlink()
-    temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.tmp")
-    try:
+    with _beside(path, "tmp") as (path, temporary):
         yield temporary
         with suppress(FileNotFoundError):  # there is no old file
             os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         _to_disk(temporary)
         os.replace(temporary, path)
         _to_disk(path.parent)
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # of a failed write, for example on a full disk
-            error.filename = str(path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -67,35 +52,56 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         FileNotFoundError: The folder around does not exist.
         OSError: The folder cannot be written. The message names it.
     """
-    if path.is_symlink():
-        path = path.resolve()
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path: folder {path.parent} does not exist")
-    for left in path.parent.glob(".*.synther.dir"):
-        with suppress(FileNotFoundError):
-            if _is_abandoned(left, path.name):
-                shutil.rmtree(left, ignore_errors=True)
-    temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.dir")
-    old = temporary.with_suffix(".old")
-    try:
+    with _beside(path, "dir") as (path, temporary):
         temporary.mkdir()
         yield temporary
         for written in sorted(temporary.rglob("*"), reverse=True):
             _to_disk(written)
         _to_disk(temporary)
-        replaced = path.exists()
-        if replaced:
+        old = temporary.with_suffix(".old") if path.exists() else None
+        if old is not None:
             os.replace(path, old)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except BaseException:
+            if old is not None:
+                os.replace(old, path)
+            raise
         _to_disk(path.parent)
-        if replaced:
+        if old is not None:
             shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _beside(path: Path, ending: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the path, or the target of a link, and the name of a temporary file or folder, which is removed at the end.
+
+    Abandoned ones of the same ending are removed first. An error of a write names the path.
+    """
+    if path.is_symlink():
+        path = path.resolve()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path: folder {path.parent} does not exist")
+    for left in path.parent.glob(f".*.synther.{ending}"):
+        with suppress(FileNotFoundError):  # another process may have removed it
+            if _is_abandoned(left, path.name):
+                _remove(left)
+    temporary = path.with_name(f".{path.name}.{_machine()}.{os.getpid()}.synther.{ending}")
+    try:
+        yield path, temporary
     except OSError as error:
-        if error.errno is not None and error.filename is None:
+        if error.errno is not None and error.filename is None:  # of a failed write, for example on a full disk
             error.filename = str(path)
         raise
     finally:
+        _remove(temporary)
+
+
+def _remove(temporary: Path) -> None:
+    if temporary.is_dir():
         shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        temporary.unlink(missing_ok=True)
 
 
 def _machine() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import subprocess
@@ -163,3 +164,18 @@ def test_the_target_of_a_link_to_a_folder_is_replaced(folder):
     assert link.is_symlink()
     assert [file.name for file in folder.iterdir()] == ["new"]
     assert names(folder) == ["link", "set"]
+
+
+def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(folder, monkeypatch):
+    genuine = os.replace
+
+    def only_the_first_step(source, target):
+        if str(source).endswith(".synther.dir"):
+            raise OSError(errno.EIO, "Input/output error")
+        genuine(source, target)
+
+    monkeypatch.setattr(os, "replace", only_the_first_step)
+    with pytest.raises(OSError, match="set"), replacing_folder(folder) as temporary:
+        (temporary / "new").write_text("new")
+    assert [file.name for file in folder.iterdir()] == ["old"]
+    assert names(folder) == ["set"]
