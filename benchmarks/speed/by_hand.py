@@ -1,0 +1,194 @@
+r"""`synther upsample` against upsampling by hand: seconds, lines to type and fidelity on the same file.
+
+    python -m synther_replay.benchmarks.speed.by_hand real.npz --peer-python PEERS/bin/python --reference SynthER \
+        --out by-hand-cpu.json
+
+By hand means a script with SDV's TVAE and one with the published SynthER code, both in `peers/`. They run with a Python
+of their own, with the packages `sdv`, `gin-config`, `einops`, `ema-pytorch`, `accelerate`, `torchdiffeq`, `gym` and
+`wandb`, and a checkout of the published code with redq in ``synther/REDQ``. An empty module replaces `d4rl`, which new
+Pythons cannot install; the published code imports it, but reads nothing by it here.
+
+Every run is a process of its own: seconds include start, reading and writing. The published code takes hours on a CPU
+and is cut short; its time in full is computed from the times of its parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from synther_replay import Transitions
+from synther_replay.benchmarks.common.files import make_folder_of, write_json
+from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.benchmarks.peers.published_synther import check_reference
+from synther_replay.files import read
+from synther_replay.metrics import fidelity
+
+ROWS = 100_000
+COMPARED = 5_000  # generated rows whose fidelity is measured, of every way the same number
+PUBLISHED_STEPS, CUT_STEPS = 100_000, 3_000
+OURS, SDV, PUBLISHED = "synther upsample", "TVAE by hand", "published SynthER by hand"
+_SCRIPTS = Path(__file__).parents[1] / "peers"
+SCRIPTS = {SDV: _SCRIPTS / "upsample_with_sdv.py", PUBLISHED: _SCRIPTS / "upsample_with_synther.py"}
+_PACKAGES = ("sdv", "ctgan", "torch", "numpy", "pandas", "accelerate", "ema-pytorch", "gin-config")
+
+
+def lines_of_code(script: str) -> int:
+    """Lines of a script with code on them: no blank lines, comments or docstring.
+
+    >>> lines_of_code('"About."' + chr(10) + "# why" + chr(10) + chr(10) + "x = (1," + chr(10) + "     2)")
+    2
+    """
+    body = ast.parse(script).body
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    lines = script.splitlines()
+    covered = {line for part in body for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)}
+    return sum(1 for line in covered if (text := lines[line - 1].strip()) and not text.startswith("#"))
+
+
+def timed(command: Sequence[object], *, folder: Path, variables: dict[str, str] | None = None) -> dict[str, float]:
+    """Run a program in a folder; return its seconds and the processor's seconds of it and its children."""
+    before, started = os.times(), time.perf_counter()
+    done = subprocess.run(
+        [*map(str, command)], cwd=folder, env={**os.environ, **(variables or {})}, capture_output=True, text=True
+    )
+    seconds, after = time.perf_counter() - started, os.times()
+    if done.returncode:
+        raise RuntimeError(f"{Path(str(command[1])).name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    processor = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": seconds, "processor_seconds": processor}
+
+
+def scores(real: Path, synthetic: Path, rows: int) -> dict[str, float]:
+    """Marginal and correlation score of the first `rows` generated rows."""
+    original = read(real)
+    generated = Transitions(original.spec, read(synthetic).rows[:rows])  # bounds of actions are those of the real file
+    found = fidelity(original, generated, warn=False, seed=0).to_json()
+    return {"marginal": found["marginal"], "correlation": found["correlation"]}
+
+
+def ours(real: Path, folder: Path, rows: int, seed: int) -> dict[str, Any]:
+    """One run of the command."""
+    target = folder / "synthetic.npz"
+    arguments = ["upsample", real, target, "--rows", rows, "--preset", "tiny", "--seed", seed, "--device", "cpu"]
+    return timed([sys.executable, "-m", "synther_replay", *arguments], folder=folder)
+
+
+def with_sdv(python: Path, real: Path, folder: Path, rows: int, seed: int) -> dict[str, Any]:
+    """One run of the script with TVAE, in the settings of its package."""
+    return timed([python, SCRIPTS[SDV], real, folder / "synthetic.npz", rows, seed], folder=folder)
+
+
+def with_published(
+    python: Path, checkout: Path, real: Path, folder: Path, *, rows: int, steps: int, seed: int
+) -> dict[str, Any]:
+    """One run of the script with the published code, with fewer steps and rows, and its time with all of them."""
+    half = steps // 2
+    settings = {
+        "Trainer.train_num_steps": steps,
+        "Trainer.save_and_sample_every": half,
+        "SimpleDiffusionGenerator.sample_batch_size": rows,  # it generates whole batches only
+    }
+    (folder / "d4rl.py").touch()
+    paths = (checkout, checkout / "synther" / "REDQ", folder)
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "WANDB_SILENT": "true"}
+    command = [python, SCRIPTS[PUBLISHED], real, folder / "synthetic.npz", rows, seed]
+    command += [f"{name} = {value}" for name, value in settings.items()]
+    started = time.time()
+    found = timed(command, folder=checkout, variables=variables)
+    # its own checkpoints tell when half and all of the training was done
+    middle, trained = (folder.joinpath(f"model-{step}.pt").stat().st_mtime for step in (half, 2 * half))
+    step_seconds, sampling = (trained - middle) / half, started + found["seconds"] - trained
+    start = max(0.0, middle - started - half * step_seconds)
+    whole = start + PUBLISHED_STEPS * step_seconds + sampling / rows * ROWS
+    return {**found, "steps": steps, "rows": rows, "step_seconds": step_seconds, "whole_seconds": whole}
+
+
+def table(content: dict[str, Any]) -> str:
+    """The comparison as a table, a line per way."""
+    lines = []
+    for name, way in content["ways"].items():
+        runs = way["runs"]
+        seconds = statistics.fmean(run.get("whole_seconds", run["seconds"]) for run in runs)
+        shown = f"{seconds / 3600:.1f} h (computed)" if "whole_seconds" in runs[0] else f"{seconds:.0f} s"
+        figures = [_range([run[key] for run in runs]) for key in ("marginal", "correlation")]
+        lines.append([name, way["lines"], shown, *figures, len(runs)])
+    return markdown_table((f"{content['rows']:,} rows", "lines", "time", "marginal", "correlation", "seeds"), lines)
+
+
+def _range(values: list[float]) -> str:
+    """Smallest and largest value as text, or the only one."""
+    low, high = f"{min(values):.3f}", f"{max(values):.3f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def package_versions(python: Path) -> dict[str, str]:
+    """Versions of the packages of the peers."""
+    code = "import json, sys, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    done = subprocess.run([python, "-c", code, *_PACKAGES], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All runs, one after the other; the file is written after each."""
+    real, checkout, python = args.real.resolve(), args.reference.resolve(), args.peer_python.absolute()
+    plan = {
+        OURS: lambda folder, seed: ours(real, folder, ROWS, seed),
+        SDV: lambda folder, seed: with_sdv(python, real, folder, ROWS, seed),
+        PUBLISHED: lambda folder, seed: with_published(
+            python, checkout, real, folder, rows=COMPARED, steps=args.published_steps, seed=seed
+        ),
+    }
+    content = {"real": real.name, "rows": ROWS, "compared_rows": COMPARED, "ways": {}, **origin(torch.device("cpu"))}
+    content["versions"] |= {f"peers: {name}": version for name, version in package_versions(python).items()}
+    for name, way in plan.items():
+        lines = 1 + (lines_of_code(SCRIPTS[name].read_text()) if name in SCRIPTS else 0)  # 1: the command itself
+        runs = content["ways"].setdefault(name, {"lines": lines, "runs": []})["runs"]
+        for seed in range(1 if name == PUBLISHED else args.seeds):
+            print(f"{name}, seed {seed} ...", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                found = way(Path(folder), seed)
+                runs.append({"seed": seed, **found, **scores(real, Path(folder, "synthetic.npz"), COMPARED)})
+            if args.out:
+                write_json(args.out, content)
+    return content
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("real", type=Path, help=".npz file of transitions")
+    parser.add_argument("--peer-python", type=Path, required=True, help="Python with the packages of the peers")
+    parser.add_argument("--reference", type=Path, required=True, help="checkout of the published SynthER code")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each way, except the published code: one (3)")
+    parser.add_argument(
+        "--published-steps", type=int, default=CUT_STEPS, help=f"training steps of the published code ({CUT_STEPS:,})"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args(arguments)
+    try:
+        check_reference(args.reference)
+        if args.out:
+            make_folder_of(args.out)
+    except ValueError as error:
+        parser.error(str(error))
+    print(table(compare(args)))
+
+
+if __name__ == "__main__":
+    main()
