@@ -1,4 +1,4 @@
-"""D4RL's HDF5 format: reading with validation, conversion of rows to transitions, and writing."""
+"""D4RL's data sets: their HDF5 files read whole and validated, their rows as transitions, and written, compressed."""
 
 from __future__ import annotations
 
@@ -6,38 +6,43 @@ import io
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from synther_replay.files import hdf5
+from synther_replay.files.checks import needs
+from synther_replay.files.fields import KNOWN, REQUIRED
 from synther_replay.files.pairing import time_limits
 from synther_replay.persistence.atomic import replacing
 
 Rows = dict[str, np.ndarray]
 """Arrays of equal length: vectors ``(n, columns)`` in float32, rewards ``(n,)`` in float32, flags ``(n,)`` in bool."""
 
-REQUIRED = ("observations", "actions", "rewards", "terminals")
-_KEYS = (*REQUIRED, "next_observations", "timeouts")
 _VECTORS = ("observations", "actions", "next_observations")
 _FLAGS = ("terminals", "timeouts")
 _CHUNK = 4_096  # rows per HDF5 chunk, which has one checksum
 
 
 def read(path: Path) -> tuple[Rows, dict[str, Any]]:
-    """Read the rows of a file and the attributes of its root group, JSON-decoded if `write` wrote them.
+    """Read the rows of a file and what it tells of its origin.
 
     Raises:
+        ImportError: h5py is not installed.
         ValueError: The file is not HDF5, is damaged, or its arrays are not a valid data set.
     """
-    h5py = _h5py()
+    hdf5.check_installed()
     try:
-        with h5py.File(path, "r") as file:
-            arrays = {key: file[key][()] for key in _KEYS if isinstance(file.get(key), h5py.Dataset)}
-            attributes = {key: _decoded(value) for key, value in file.attrs.items()}
+        table = hdf5.open_table(path)
+        columns = {key: table.columns[key] for key in KNOWN if key in table.columns}
+        nothing = {key: np.empty((0, *column.shape), column.dtype) for key, column in columns.items()}
+        with closing(table.blocks([*columns], max(1, table.rows))) as blocks:
+            arrays = next(blocks, nothing)
     except Exception as error:  # a damaged file makes h5py raise errors of nearly every kind
         raise ValueError(f"{path}: cannot read the file as HDF5: {error}") from error
-    return validated(arrays, path), attributes
+    return validated(arrays, path), table.about
 
 
 def validated(arrays: Mapping[str, Any], where: object) -> Rows:
@@ -53,7 +58,7 @@ def validated(arrays: Mapping[str, Any], where: object) -> Rows:
     missing = [key for key in REQUIRED if key not in arrays]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(REQUIRED)}")
-    rows = {key: _field(key, np.asarray(arrays[key]), where) for key in _KEYS if key in arrays}
+    rows = {key: _field(key, np.asarray(arrays[key]), where) for key in KNOWN if key in arrays}
     if len({len(values) for values in rows.values()}) > 1:
         lengths = ", ".join(f"{key} {len(values)}" for key, values in rows.items())
         raise ValueError(f"{where}: expected arrays of equal length, got {lengths}")
@@ -116,7 +121,7 @@ def write(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any]) 
     rows = validated(arrays, path)
     # HDF5 crashes the interpreter when the disk is full, so the file is built in memory.
     image = io.BytesIO()
-    with _h5py().File(image, "w") as file:
+    with needs("h5py", "files").File(image, "w") as file:
         for key, values in {**arrays, **rows}.items():
             values = np.asarray(values)
             chunks = (min(_CHUNK, len(values)), *values.shape[1:])
@@ -155,26 +160,10 @@ def _refuse_non_finite(rows: Rows, where: object) -> None:
         bad[key] = ~(finite.all(1) if finite.ndim > 1 else finite)
     count = int(np.logical_or.reduce([*bad.values()]).sum())
     if count:
-        which = ", ".join(f"{key} {bad[key].sum()}" for key in _KEYS if key in bad and bad[key].any())
+        which = ", ".join(f"{key} {bad[key].sum()}" for key in KNOWN if key in bad and bad[key].any())
         raise ValueError(f"{where}: {count} of {len(rows['rewards'])} rows are non-finite in float32: {which}")
 
 
 def _returns(rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Sum of rewards of each episode; rows after the last end are ignored."""
     return np.diff(np.cumsum(rewards, dtype=np.float64)[ends], prepend=0.0)
-
-
-def _decoded(value: Any) -> Any:
-    """Decode an attribute that `write` wrote; attributes of other files are returned unchanged."""
-    try:
-        return json.loads(value)
-    except (TypeError, ValueError):
-        return value
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("reading HDF5 requires h5py: pip install 'synther-replay[benchmarks]'") from error
-    return h5py

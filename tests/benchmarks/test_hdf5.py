@@ -247,7 +247,7 @@ def test_rows_that_are_not_finite_are_counted():
 
 def test_without_h5py_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"h5py: pip install 'synther-replay\[benchmarks\]'"):
+    with pytest.raises(ImportError, match=r"h5py: pip install 'synther-replay\[files\]'"):
         read(tmp_path / "set.hdf5")
 
 

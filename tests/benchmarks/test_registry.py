@@ -165,7 +165,7 @@ def test_missing_timeouts_come_from_the_limit_of_the_task(tmp_path, name, limit)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({**arrays(), "rewards": np.zeros(9)}, "equal length, got .*rewards 9"),
+        ({**arrays(), "rewards": np.zeros(9)}, "rewards: expected 10 rows"),
         ({**arrays(), "rewards": np.full(10, np.nan)}, "10 of 10 rows are non-finite"),
         ({**arrays(), "actions": np.zeros(10)}, "actions: expected shape"),
         ({"observations": np.zeros((10, 2))}, "missing actions, rewards, terminals"),
