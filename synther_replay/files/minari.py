@@ -52,15 +52,20 @@ class MinariTable:
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows; an episode that is longer than a block is held in memory."""
         held: list[Arrays] = []
-        count = 0  # rows in `held`
+        count = total = 0  # rows in `held`, and of all episodes so far
         for episode in self._data.iterate_episodes():
             steps = _steps(episode)
             held.append({key: _found(steps, key) for key in keys})
-            count += len(held[-1][keys[0]])
+            count += len(steps["rewards"])
+            total += len(steps["rewards"])
             while count >= size:
                 joined = _joined(held)
                 yield {key: values[:size] for key, values in joined.items()}
                 held, count = [{key: values[size:] for key, values in joined.items()}], count - size
+        if total != self.rows:  # the number of episodes is in the same description and may be wrong, too
+            raise ValueError(
+                f"{_METADATA}: expected total_steps {self.rows}, got {total} in {len(self._data)} episodes"
+            )
         if count:
             yield _joined(held)
 

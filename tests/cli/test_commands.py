@@ -11,7 +11,7 @@ from small_data import SETTINGS, arrays
 
 from synther_replay import DiffusionGenerator
 from synther_replay.cli import options
-from synther_replay.files import read
+from synther_replay.files import read, write
 
 COMMANDS = ("upsample", "fit", "sample", "info", "report", "bench", "watch")
 
@@ -201,3 +201,20 @@ def test_files_without_transitions_are_named(tmp_path, synther):
     done = synther("sample", tmp_path / "few.npz", tmp_path / "out.npz", "--rows", 5)
     refused(done, "few.npz")
     assert "path:" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["main_data.hdf5", "metadata.json"])
+def test_a_damaged_minari_set_is_named_and_stays_as_it_is(tmp_path, synther, name):
+    pytest.importorskip("minari")
+    np.savez(tmp_path / "whole.npz", **arrays())
+    write(tmp_path / "rows-v0", read(tmp_path / "whole.npz"))
+    damaged = tmp_path / "rows-v0" / "data" / name
+    whole = damaged.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0x80
+    for content in (whole[: len(whole) // 2], bytes(flipped), b""):
+        damaged.write_bytes(content)
+        refused(synther("upsample", tmp_path / "rows-v0", tmp_path / "out.npz", "--rows", 9, *SETTINGS), "rows-v0")
+        refused(synther("info", tmp_path / "rows-v0"), "rows-v0")
+        assert damaged.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows-v0", "whole.npz"]

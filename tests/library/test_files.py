@@ -87,6 +87,26 @@ def save(path: Path, data: dict[str, np.ndarray]) -> None:
                 file.create_dataset(key, data=values, compression="gzip", chunks=True)
 
 
+def write_by_minari(name: str, lengths: tuple[int, ...]) -> None:
+    """Write a data set with Minari itself; rewards count the steps, and a hundred for each episode before."""
+    minari, buffers = pytest.importorskip("minari"), pytest.importorskip("minari.data_collector")
+    episodes = []
+    for number, length in enumerate(lengths):
+        observations = np.arange(length + 1, dtype=np.float32)[:, None] + 100 * number
+        flags = np.zeros(length, bool)
+        episodes.append(
+            buffers.EpisodeBuffer(
+                observations=list(observations),
+                actions=list(np.zeros((length, 1), np.float32)),
+                rewards=list(observations[:-1, 0]),
+                terminations=list(flags),
+                truncations=list(flags),
+            )
+        )
+    box, bounded = spaces.Box(-np.inf, np.inf, (1,)), spaces.Box(-1, 1, (1,))
+    minari.create_dataset_from_buffers(name, episodes, observation_space=box, action_space=bounded, algorithm_name="x")
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("kind", SPECS)
 @settings(max_examples=8, deadline=None)
@@ -148,29 +168,23 @@ def test_a_minari_set_is_found_by_name(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_episodes_of_minari_keep_their_order(tmp_path, monkeypatch):
-    minari, buffers = pytest.importorskip("minari"), pytest.importorskip("minari.data_collector")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    episodes = []
-    for number, length in enumerate((5, 1, 7)):
-        observations = np.arange(length + 1, dtype=np.float32)[:, None] + 100 * number
-        flags = np.zeros(length, bool)
-        episodes.append(
-            buffers.EpisodeBuffer(
-                observations=list(observations),
-                actions=list(np.zeros((length, 1), np.float32)),
-                rewards=list(observations[:-1, 0]),
-                terminations=list(flags),
-                truncations=list(flags),
-            )
-        )
-    box = spaces.Box(-np.inf, np.inf, (1,))
-    minari.create_dataset_from_buffers(
-        "steps-v0", episodes, observation_space=box, action_space=spaces.Box(-1, 1, (1,)), algorithm_name="x"
-    )
+    write_by_minari("steps-v0", (5, 1, 7))
     monkeypatch.setattr(table, "_MOST_ROWS", 4)
     found = read("steps-v0")
     assert found.rewards.tolist() == [0, 1, 2, 3, 4, 100, 200, 201, 202, 203, 204, 205, 206]
     assert torch.equal(found.next_observations, found.observations + 1)
+
+
+@pytest.mark.parametrize("changed", ["total_episodes", "total_steps"])
+def test_episodes_that_minari_does_not_count_are_no_smaller_data_set(tmp_path, changed):
+    pytest.importorskip("minari")
+    write(tmp_path / "rows-v0", rows(VECTORS, 20))
+    path = tmp_path / "rows-v0" / "data" / "metadata.json"
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps(metadata | {changed: 19}))
+    with pytest.raises(FileError, match="total_steps"):
+        read(tmp_path / "rows-v0")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -366,30 +380,51 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def check_mutations(folder: Path, suffix: str, trials: int) -> None:
-    """A mutated file gives valid rows, or an error that names it; nothing else."""
-    path = folder / f"mutated{suffix}"
-    write(folder / f"whole{suffix}", rows(VECTORS, 40), about={"seed": 0})
-    whole = (folder / f"whole{suffix}").read_bytes()
+def check_mutations(path: Path, mutated: Path, trials: int) -> None:
+    """A mutated file gives valid rows, or an error that names it and has one line; it stays as it is.
+
+    Args:
+        path: A file, or the folder of a data set of Minari.
+        mutated: The file to mutate: the same, or one of the folder.
+        trials: Number of mutations.
+    """
+    whole = mutated.read_bytes()
     for trial in range(trials):
-        path.write_bytes(mutate(whole, random.Random(trial)))
+        damaged = mutate(whole, random.Random(trial))
+        mutated.write_bytes(damaged)
         try:
             found = read(path)
         except FileError as error:
             assert str(path) in str(error)
+            assert "\n" not in str(error)
         else:
             found.check()
+        assert mutated.read_bytes() == damaged
 
 
+FEW, MANY = pytest.param(40, id="some"), pytest.param(1_000, id="many", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("trials", [FEW, MANY])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_some_mutated_files(tmp_path, suffix):
-    check_mutations(tmp_path, suffix, 40)
+def test_mutated_files(tmp_path, suffix, trials):
+    path = tmp_path / f"rows{suffix}"
+    write(path, rows(VECTORS, 40), about={"seed": 0})
+    check_mutations(path, path, trials)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_many_mutated_files(tmp_path, suffix):
-    check_mutations(tmp_path, suffix, 1_000)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("trials", [FEW, MANY])
+@pytest.mark.parametrize("name", ["main_data.hdf5", "metadata.json"])
+@pytest.mark.parametrize("by", ["us", "minari"])
+def test_mutated_minari_sets(tmp_path, monkeypatch, by, name, trials):
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    if by == "us":
+        write(tmp_path / "rows-v0", rows(VECTORS, 40))
+    else:
+        write_by_minari("rows-v0", (5, 1, 7, 27))
+    check_mutations(tmp_path / "rows-v0", tmp_path / "rows-v0" / "data" / name, trials)
 
 
 def test_a_forged_spec_is_refused(tmp_path):
