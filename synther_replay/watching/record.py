@@ -172,11 +172,12 @@ def record_of(
         "seconds": seconds,
         "rejected": getattr(source.generator, "rejected", None),
     }
-    synthetic = Transitions(source.spec, source.store.rows[:fidelity_rows])
+    # The record stays until the next refit. Views would keep a whole copy of the buffer and the store in memory.
+    synthetic = Transitions(source.spec, source.store.rows[:fidelity_rows].clone())
     if len(synthetic) < 2:
         return RefitRecord(report, **known)
     real = source.usable_transitions()
-    real = real[:: max(1, len(real) // fidelity_rows)]  # evenly over the whole buffer
+    real = Transitions(real.spec, real.rows[:: max(1, len(real) // fidelity_rows)].clone())  # evenly over the buffer
     found = fidelity(real, synthetic, thresholds=thresholds, warn=False)
     return RefitRecord(report, **known, fidelity=found, real=real, synthetic=synthetic)
 

@@ -121,6 +121,15 @@ def test_losses_and_guidance_are_written_if_they_are_known():
     assert not record.histograms()
 
 
+def test_a_record_keeps_only_the_rows_that_were_compared():
+    log = RefitLog(fidelity_rows=100)
+    buffer(log).refit()
+    assert log.last is not None
+    for kept in (log.last.real, log.last.synthetic):
+        assert kept is not None
+        assert kept.rows.untyped_storage().nbytes() == kept.rows.nbytes
+
+
 def test_the_line_tells_the_refit_in_one_look():
     log = RefitLog()
     buffer(log).refit()
