@@ -9,13 +9,15 @@ of their own, with the packages `sdv`, `gin-config`, `einops`, `ema-pytorch`, `a
 Pythons cannot install; the published code imports it, but reads nothing by it here.
 
 Every run is a process of its own: seconds include start, reading and writing. The published code takes hours on a CPU
-and is cut short; its time in full is computed from the times of its parts.
+and is cut short; its time in full is computed from the times of its parts. Finished runs are kept: the same command
+adds the missing ones to the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import statistics
@@ -32,7 +34,7 @@ import torch
 from synther_replay import Transitions
 from synther_replay.benchmarks.common.files import make_folder_of, write_json
 from synther_replay.benchmarks.common.formatting import markdown_table
-from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.benchmarks.common.provenance import commit, origin
 from synther_replay.benchmarks.peers.published_synther import check_reference
 from synther_replay.files import read
 from synther_replay.metrics import fidelity
@@ -126,7 +128,8 @@ def table(content: dict[str, Any]) -> str:
         seconds = statistics.fmean(run.get("whole_seconds", run["seconds"]) for run in runs)
         shown = f"{seconds / 3600:.1f} h (computed)" if "whole_seconds" in runs[0] else f"{seconds:.0f} s"
         figures = [_range([run[key] for run in runs]) for key in ("marginal", "correlation")]
-        lines.append([name, way["lines"], shown, *figures, len(runs)])
+        cut = f" (fidelity after {runs[0]['steps']:,} of {PUBLISHED_STEPS:,} steps)" if "steps" in runs[0] else ""
+        lines.append([name + cut, way["lines"], shown, *figures, len(runs)])
     return markdown_table((f"{content['rows']:,} rows", "lines", "time", "marginal", "correlation", "seeds"), lines)
 
 
@@ -145,7 +148,11 @@ def package_versions(python: Path) -> dict[str, str]:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All runs, one after the other; the file is written after each."""
+    """All runs that the result file does not have yet, one after the other; it is written after each.
+
+    Raises:
+        ValueError: The file is of another comparison.
+    """
     real, checkout, python = args.real.resolve(), args.reference.resolve(), args.peer_python.absolute()
     plan = {
         OURS: lambda folder, seed: ours(real, folder, ROWS, seed),
@@ -154,18 +161,26 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             python, checkout, real, folder, rows=COMPARED, steps=args.published_steps, seed=seed
         ),
     }
-    content = {"real": real.name, "rows": ROWS, "compared_rows": COMPARED, "ways": {}, **origin(torch.device("cpu"))}
+    about = {"real": real.name, "rows": ROWS, "compared_rows": COMPARED}
+    content = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {**about, "ways": {}}
+    if any(content.get(key) != value for key, value in about.items()):
+        raise ValueError(f"{args.out}: is of another comparison; choose another --out")
+    content |= origin(torch.device("cpu"))
     content["versions"] |= {f"peers: {name}": version for name, version in package_versions(python).items()}
-    for name, way in plan.items():
+    for name in plan:
         lines = 1 + (lines_of_code(SCRIPTS[name].read_text()) if name in SCRIPTS else 0)  # 1: the command itself
-        runs = content["ways"].setdefault(name, {"lines": lines, "runs": []})["runs"]
-        for seed in range(1 if name == PUBLISHED else args.seeds):
-            print(f"{name}, seed {seed} ...", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                found = way(Path(folder), seed)
-                runs.append({"seed": seed, **found, **scores(real, Path(folder, "synthetic.npz"), COMPARED)})
-            if args.out:
-                write_json(args.out, content)
+        content["ways"].setdefault(name, {"runs": []})["lines"] = lines
+    for seed, (name, way) in itertools.product(range(args.seeds), plan.items()):
+        runs = content["ways"][name]["runs"]
+        if any(run["seed"] == seed for run in runs) or (name == PUBLISHED and seed):
+            continue
+        print(f"{name}, seed {seed} ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            found = way(Path(folder), seed)
+            found |= scores(real, Path(folder, "synthetic.npz"), COMPARED)
+        runs.append({"seed": seed, **found, "commit": commit()})
+        if args.out:
+            write_json(args.out, content)
     return content
 
 
@@ -179,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--published-steps", type=int, default=CUT_STEPS, help=f"training steps of the published code ({CUT_STEPS:,})"
     )
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=Path, help="JSON file to write or extend")
     args = parser.parse_args(arguments)
     try:
         check_reference(args.reference)
@@ -187,7 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             make_folder_of(args.out)
     except ValueError as error:
         parser.error(str(error))
-    print(table(compare(args)))
+    try:
+        print(table(compare(args)))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

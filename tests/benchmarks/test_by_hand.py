@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -68,12 +69,41 @@ def test_the_time_in_full_comes_from_the_parts(monkeypatch, tmp_path, real):
     assert found["whole_seconds"] == pytest.approx(whole, rel=1e-2)
 
 
+def test_finished_runs_are_kept(monkeypatch, tmp_path, real):
+    done = []
+
+    def one(way):
+        def run(*args, **options):
+            folder = next(value for value in (*args, *options.values()) if isinstance(value, Path) and value.is_dir())
+            np.savez(folder / "synthetic.npz", **arrays(300, 1))
+            done.append(way)
+            return {"seconds": 1.0}
+
+        return run
+
+    for name in ("ours", "with_sdv", "with_published"):
+        monkeypatch.setattr(by_hand, name, one(name))
+    monkeypatch.setattr(by_hand, "package_versions", lambda _: {"sdv": "2"})
+    monkeypatch.setattr(by_hand, "check_reference", lambda _: None)
+    out = tmp_path / "out.json"
+    arguments = [str(real), "--peer-python", "python", "--reference", str(tmp_path / "code"), "--out", str(out)]
+    for seeds in (1, 2, 2):
+        by_hand.main([*arguments, "--seeds", str(seeds)])
+    assert done == ["ours", "with_sdv", "with_published", "ours", "with_sdv"]
+    content = json.loads(out.read_text())
+    assert [len(way["runs"]) for way in content["ways"].values()] == [2, 2, 1]
+    assert content["versions"]["peers: sdv"] == "2"
+    out.write_text(json.dumps({**content, "real": "other.npz"}))
+    with pytest.raises(SystemExit):
+        by_hand.main(arguments)
+
+
 def test_the_table_has_a_line_for_each_way():
     run = {"seconds": 30.0, "marginal": 0.9, "correlation": 0.95}
     ways = {
         "a": {"lines": 1, "runs": [run, {**run, "marginal": 0.8}]},
-        "b": {"lines": 9, "runs": [{**run, "whole_seconds": 7200.0}]},
+        "b": {"lines": 9, "runs": [{**run, "whole_seconds": 7200.0, "steps": 10}]},
     }
     table = by_hand.table({"rows": 10, "ways": ways})
     assert "| a | 1 | 30 s | 0.800 to 0.900 | 0.950 | 2 |" in table
-    assert "| b | 9 | 2.0 h (computed) | 0.900 | 0.950 | 1 |" in table
+    assert "| b (fidelity after 10 of 100,000 steps) | 9 | 2.0 h (computed) | 0.900 | 0.950 | 1 |" in table
