@@ -156,7 +156,9 @@ class _Episodes:
         self._h5py, self._file = h5py, file.id
         self._settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._settings.set_layout(h5py.h5d.COMPACT)
-        self._settings.set_obj_track_times(False)
+        self._of_groups = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        for settings in (self._settings, self._of_groups):
+            settings.set_obj_track_times(False)  # the same rows give the same bytes at any time of day
         self._scalar = h5py.h5s.create(h5py.h5s.SCALAR)
         shared = file.create_group("shared")  # Minari reads only groups named episode_...
         for name, flag in ((b"yes", True), (b"no", False)):
@@ -166,7 +168,7 @@ class _Episodes:
 
     def add(self, number: int, row: Mapping[str, np.ndarray]) -> None:
         h5py = self._h5py
-        group = h5py.h5g.create(self._file, b"episode_%d" % number)
+        group = self._made_group(self._file, b"episode_%d" % number)
         for key, value in row.items():
             root = root_of(key)
             if root == OBSERVATIONS:
@@ -180,13 +182,16 @@ class _Episodes:
         for name, whole in ((b"id", number), (b"total_steps", 1)):
             h5py.h5a.create(group, name, h5py.h5t.STD_I64LE, self._scalar).write(np.array(whole))
 
+    def _made_group(self, parent: Any, name: bytes) -> Any:
+        return self._h5py.h5g.create(parent, name, gcpl=self._of_groups)
+
     def _add_array(self, group: Any, key: str, values: np.ndarray) -> None:
         h5py = self._h5py
         *groups, name = key.split("/")
         for step in groups:
             step = step if not step.isdecimal() else f"_index_{step}"
             exists = step.encode() in group
-            group = h5py.h5g.open(group, step.encode()) if exists else h5py.h5g.create(group, step.encode())
+            group = h5py.h5g.open(group, step.encode()) if exists else self._made_group(group, step.encode())
         name = f"_index_{name}" if groups and name.isdecimal() else name
         kind, space = h5py.h5t.py_create(values.dtype, logical=True), h5py.h5s.create_simple(values.shape)
         data = h5py.h5d.create(group, name.encode(), kind, space, self._settings)

@@ -146,6 +146,19 @@ def test_minari_sees_every_transition_once(tmp_path, kind):
     assert size < 20 * 3_000 + 10_000
 
 
+@pytest.mark.parametrize("kind", ["vectors", "nested"])
+def test_a_minari_set_has_no_times_of_day(tmp_path, kind):
+    pytest.importorskip("minari")
+    spec = TransitionSpec.from_spaces(SPECS[kind].observation_space, SPECS[kind].action_space)
+    write(tmp_path / "rows-v0", rows(spec, 3))
+    with h5py.File(tmp_path / "rows-v0" / "data" / "main_data.hdf5") as file:
+        parts = ["/"]
+        file.visit(parts.append)
+        assert len(parts) > 10
+        for part in parts:  # the moment of its last change, in seconds
+            assert h5py.h5o.get_info(file[part].id).mtime == 0, part
+
+
 def test_a_nested_minari_set_comes_back_and_replaces_an_older_one(tmp_path):
     pytest.importorskip("minari")
     spec = TransitionSpec.from_spaces(NESTED.observation_space, NESTED.action_space)
