@@ -19,6 +19,7 @@ from small_data import ENVIRONMENT, SETTINGS, arrays, command
 from synther_replay.files import read
 
 ROWS = 400_000  # seven blocks
+FORMATS = {".hdf5": ROWS, ".npz": ROWS, ".parquet": ROWS, "-v0": 20_000}  # rows by ending; -v0: a folder for Minari
 BLOCK = 65_536 * 10 * 4  # bytes without the checksum, ten values a row
 
 
@@ -87,35 +88,90 @@ def killed(folder: Path, arguments: tuple[object, ...], delay: float) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
-def check_kills(tmp_path: Path, suffix: str, kills: int) -> None:
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of a file, or of all files of a folder."""
+    files = [path] if path.is_file() else [inner for inner in path.rglob("*") if inner.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def check_kills(tmp_path: Path, ending: str, kills: int) -> None:
     """Kill the command again and again; in the end the file has the bytes of one that was never killed."""
+    if ending == "-v0":
+        pytest.importorskip("minari")
     real = tmp_path / "real.npz"
     np.savez(real, **arrays())
-    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
-    common = ("--rows", ROWS, "--seed", 1, "--overwrite", *SETTINGS)
+    before = real.read_bytes()
+    whole, out = tmp_path / "whole" / f"rows{ending}", tmp_path / "out" / f"rows{ending}"
+    for path in (whole, out):
+        path.parent.mkdir()
+    common = ("--rows", FORMATS[ending], "--seed", 1, "--overwrite", *SETTINGS)
     assert run("upsample", real, whole, *common).returncode == 0
-    folder, stopped = tmp_path / f"out{suffix}.partial", 0
+    folder, stopped = out.with_name(f"{out.name}.partial"), 0
     for number in range(kills):
         delay = random.Random(number).random() * 0.5  # the fit and seven blocks take about two seconds
         stopped += killed(folder, ("upsample", real, out, *common), delay)
     done = run("upsample", real, out, *common, "--json")
     assert done.returncode == 0, done.stderr
-    assert out.read_bytes() == whole.read_bytes()
+    assert contents(out) == contents(whole)
     assert stopped >= 0.8 * kills
     assert not folder.exists()
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert hidden(out.parent) == []
+    assert real.read_bytes() == before
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
-def test_a_killed_upsample_continues_with_equal_bytes(tmp_path, suffix):
-    check_kills(tmp_path, suffix, kills=3)
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_killed_upsample_continues_with_equal_bytes(tmp_path, ending):
+    check_kills(tmp_path, ending, kills=3)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
-def test_a_hundred_kills(tmp_path, suffix):
-    check_kills(tmp_path, suffix, kills=100)
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_hundred_kills(tmp_path, ending):
+    check_kills(tmp_path, ending, kills=100)
+
+
+def check_kills_of_fit(tmp_path: Path, kills: int) -> None:
+    """Kill a fit again and again; the model is always the old one or the new one, as a whole."""
+    real, folder = tmp_path / "real.npz", tmp_path / "models"
+    np.savez(real, **arrays())
+    before = real.read_bytes()
+    folder.mkdir()
+    whole, out = tmp_path / "whole.safetensors", folder / "model.safetensors"
+    assert run("fit", real, out, "--seed", 2, *SETTINGS).returncode == 0
+    started = time.monotonic()
+    assert run("fit", real, whole, "--seed", 1, *SETTINGS).returncode == 0
+    seconds = time.monotonic() - started
+    valid, stopped = {out.read_bytes(), whole.read_bytes()}, 0
+    assert len(valid) == 2
+    for number in range(kills):
+        process = subprocess.Popen(
+            command("fit", real, out, "--seed", 1, "--overwrite", *SETTINGS), env=ENVIRONMENT, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds * (0.6 + 0.4 * random.Random(number).random()))  # imports take the first half
+        process.kill()
+        stopped += process.wait() == -signal.SIGKILL
+        assert out.read_bytes() in valid
+    done = run("fit", real, out, "--seed", 1, "--overwrite", *SETTINGS)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert out.read_bytes() == whole.read_bytes()
+    assert stopped >= 0.5 * kills
+    assert hidden(folder) == []
+    assert real.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_killed_fit_leaves_a_whole_model(tmp_path):
+    check_kills_of_fit(tmp_path, kills=3)
+
+
+@pytest.mark.soak
+def test_a_hundred_kills_of_fit(tmp_path):
+    check_kills_of_fit(tmp_path, kills=100)
 
 
 @pytest.mark.slow
