@@ -19,6 +19,7 @@ from synther_replay.config import GeneratorConfig
 from synther_replay.data.calibration import Calibration
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, checked_weights
+from synther_replay.data.stream import RowStream
 from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.trainer import TrainingPlan
@@ -27,6 +28,7 @@ from synther_replay.model.engine import Engine
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.fitting import FitData, FitJob, FitReport, sample
 from synther_replay.model.outcomes import OutcomeModel
+from synther_replay.model.windows import Windows
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = ["DiffusionGenerator", "FitJob", "FitReport"]
@@ -104,10 +106,11 @@ class DiffusionGenerator:
 
     def fit(
         self,
-        transitions: Transitions,
+        transitions: Transitions | RowStream,
         *,
         condition: Any = None,
         weights: Any = None,
+        window: int | None = None,
         steps: int | None = None,
         max_seconds: float | None = None,
         from_scratch: bool | None = None,
@@ -116,10 +119,13 @@ class DiffusionGenerator:
         """Fit the model to transitions: `begin`, `FitJob.run` and `commit`. If it raises, the generator is unchanged.
 
         Args:
-            transitions: Real transitions, rows ``(n, dim)``; with a stack, ``(stack, n, dim)``.
+            transitions: Real transitions, rows ``(n, dim)``; with a stack, ``(stack, n, dim)``. Or a stream of them,
+                for example a file of `synther_replay.files.open_file`: it may be larger than memory.
             condition: What `sample` can ask for, one number or vector per row, ``(n,)`` or ``(n, C)``, for example its
                 return. The model learns rows with and without it. None: no conditions.
             weights: How much each row counts, ``(n,)``, at least 0. None: all the same.
+            window: Rows of a stream that are in memory at a time, a random sample; further ones take their place as the
+                training goes on. None: 2^27 values (512 MiB).
             steps: Gradient steps, rounded up to a multiple of `average_every`. None: as configured.
             max_seconds: Time limit of training steps and calibration, without the outcome model. None: as configured.
             from_scratch: Whether to start from new weights. None: as configured. The first fit always does, and one
@@ -127,14 +133,16 @@ class DiffusionGenerator:
             progress: Whether to show a progress bar. None: in a terminal, if the fit takes longer than a few seconds.
 
         Raises:
-            TypeError: `transitions` is not a `Transitions`.
-            ValueError: Wrong spec or stack size, too few rows, or non-finite values.
+            TypeError: `transitions` is neither `Transitions` nor a stream.
+            ValueError: Wrong spec or stack size, too few rows, non-finite values; a stream with conditions, weights or
+                a stack of models.
             DivergedError: The loss or a weight of the outcome model became non-finite.
         """
         job = self.begin(
             transitions,
             condition=condition,
             weights=weights,
+            window=window,
             steps=steps,
             max_seconds=max_seconds,
             from_scratch=from_scratch,
@@ -146,10 +154,11 @@ class DiffusionGenerator:
     @torch.inference_mode(mode=False)
     def begin(
         self,
-        transitions: Transitions,
+        transitions: Transitions | RowStream,
         *,
         condition: Any = None,
         weights: Any = None,
+        window: int | None = None,
         steps: int | None = None,
         max_seconds: float | None = None,
         from_scratch: bool | None = None,
@@ -161,7 +170,12 @@ class DiffusionGenerator:
         until then.
         """
         begun = time.monotonic()
+        windows = None
+        if not isinstance(transitions, Transitions) and isinstance(transitions, RowStream):
+            windows = self._windows(transitions, window, condition is not None or weights is not None)
+            transitions = windows.first()
         rows = self._checked(transitions)
+        count = rows.shape[1] if windows is None else windows.count
         lead = (self.stack, rows.shape[1])
         if condition is not None:
             condition = checked_condition(condition, lead, None, self.device)
@@ -180,7 +194,7 @@ class DiffusionGenerator:
         steps = whole_number("steps", steps)
         plan = TrainingPlan(
             steps=steps,
-            batch_size=self.config.batch_size_for(rows.shape[1]),
+            batch_size=self.config.batch_size_for(count),
             learning_rate=self.config.learning_rate,
             evaluate_every=min(self.config.evaluate_every, math.ceil(steps / 8)),
             patience=self.config.patience,
@@ -190,12 +204,12 @@ class DiffusionGenerator:
         return FitJob(
             self._engine,
             self._draws,
-            FitData.of(rows, condition, weights, self._new_codec(), self.config, self.seed),
+            FitData.of(rows, condition, weights, self._new_codec(), self.config, self.seed)._replace(windows=windows),
             plan,
             start,
             base=(self._training, model),
             previous=None if from_scratch or model is None else model.outcomes,
-            rows=rows.shape[1],
+            rows=count,
             seconds=time.monotonic() - begun,
             progress=progress,
         )
@@ -382,7 +396,7 @@ class DiffusionGenerator:
     def _checked(self, transitions: Transitions) -> Tensor:
         """Validate transitions and return rows ``(stack, n, dim)`` on the device."""
         if not isinstance(transitions, Transitions):
-            raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
+            raise TypeError(f"transitions: expected Transitions or a stream of them, got {type(transitions).__name__}")
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         rows = transitions.rows.detach().to(self.device)
@@ -395,6 +409,13 @@ class DiffusionGenerator:
             raise ValueError(f"transitions: expected at least {self.min_rows} rows to fit, got {rows.shape[1]}")
         transitions.check()
         return rows
+
+    def _windows(self, stream: RowStream, size: int | None, has_more: bool) -> Windows:
+        if self.stack > 1 or has_more:
+            raise ValueError("transitions: conditions, weights and stacks need Transitions in memory, got a stream")
+        if stream.spec != self.spec:  # before it is read
+            raise ValueError(f"transitions: got spec {stream.spec.to_json()}, expected {self.spec.to_json()}")
+        return Windows(stream, None if size is None else whole_number("window", size, least=self.min_rows), self.seed)
 
     def _new_codec(self) -> TransitionCodec:
         config = self.config

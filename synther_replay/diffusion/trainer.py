@@ -125,6 +125,7 @@ class StackTrainer:
         held_out: Tensor | None,
         plan: TrainingPlan,
         on_progress: Callable[[int, float, float | None], None] | None = None,
+        fresh_rows: Callable[[float], Tensor | None] | None = None,
     ) -> TrainingResult:
         """Train all models. If it raises, the models are unchanged.
 
@@ -133,6 +134,7 @@ class StackTrainer:
             held_out: The same for validation, ``(M, k, dim + condition)``; None: no early stopping.
             plan: Training arguments.
             on_progress: Called at every evaluation with steps, mean loss and mean held-out loss.
+            fresh_rows: Called with the share of the training that is done; returns rows that replace `train`, or None.
 
         Raises:
             ValueError: Rows have the wrong shape.
@@ -154,7 +156,7 @@ class StackTrainer:
                 rows = held_out.to(self.device)
                 validation = HeldOutBatches(rows, plan.batch_size, rng=rng, **self._network())
             try:
-                return self._loop(run_block, plan, validation, on_progress)
+                return self._loop(run_block, plan, validation, on_progress, fresh_rows)
             finally:
                 self.release()
 
@@ -186,6 +188,7 @@ class StackTrainer:
         plan: TrainingPlan,
         validation: HeldOutBatches | None,
         on_progress: Callable[[int, float, float | None], None] | None,
+        fresh_rows: Callable[[float], Tensor | None] | None,
     ) -> TrainingResult:
         blocks = math.ceil(plan.steps / self.average_every)
         pace = Pace(blocks * self.average_every, self.average_every, plan.max_seconds, self.device)
@@ -199,6 +202,8 @@ class StackTrainer:
         done, last_check, stopped = 0, 0, False
         self.loss_sum.zero_()
         while done < blocks and not stopped:
+            if fresh_rows is not None and (rows := fresh_rows(pace.share)) is not None:
+                self._hold(rows if self.device.type != "cuda" else rows[:, : self.data.shape[1]])  # no new capture
             self._set_rates(plan.learning_rate, pace.share, pace.done)
             run_block()
             done += 1

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import is_in_refit, progress_bar
 from synther_replay.config import GeneratorConfig
@@ -110,13 +111,17 @@ class Engine:
         held_out: Tensor | None,
         plan: TrainingPlan,
         on_progress: Callable[[int, float, float | None], None],
+        fresh_rows: Callable[[float], Tensor | None] | None,
     ) -> tuple[TrainingResult, Training]:
-        """Train from a state with the seed of batches and noise; return the result and the new state."""
+        """Train from a state with the seed of batches and noise; return the result and the new state.
+
+        Other arguments: see `StackTrainer.fit`.
+        """
         with self._training:
             trainer = self.trainer(condition)
             trainer.seed = seed
             trainer.load_state_dict(start)
-            result = trainer.fit(train, held_out, plan, on_progress)
+            result = trainer.fit(train, held_out, plan, on_progress, fresh_rows)
             return result, trainer.state_dict()
 
     def draw(self, model: FittedModel, n: int, draws: Draws, condition: Tensor | None, guidance: float) -> Tensor:
@@ -143,6 +148,7 @@ class Engine:
             ):
 
                 def write_and_show(start: int, codes: Tensor) -> None:
+                    check_cancelled()
                     write(start, codes)
                     bar.update(codes.shape[-2])
 

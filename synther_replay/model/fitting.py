@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import progress_bar
@@ -26,6 +28,7 @@ from synther_replay.errors import GenerationError, NotFittedError
 from synther_replay.model.engine import Engine, Training
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
+from synther_replay.model.windows import Windows, WindowSupply
 
 # Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
 _STEPS_PER_OUTCOME_STEP = 3, 15
@@ -71,6 +74,7 @@ class FitData(NamedTuple):
     number: Tensor  # number of each row's outcome, (M, n)
     calibrated: Tensor  # numbers of the observation values that can be calibrated, (c,)
     observations: Tensor  # some real rows of these, (M, n, c)
+    windows: Windows | None = None  # of a stream; the codes are those of the first one
 
     @classmethod
     def of(
@@ -233,14 +237,23 @@ class FitJob:
         if data.held_out:
             train, held_out = data.codes.tensor_split([-data.held_out], dim=1)
         condition = 0 if data.conditions is None else data.conditions.mean.shape[2]
-        with progress_bar(plan.steps, "fitting", "step", shown=self._progress) as bar:
+        with progress_bar(plan.steps, "fitting", "step", shown=self._progress) as bar, ExitStack() as stack:
+            fresh_rows = None
+            if data.windows is not None:
+                draws = plan.steps * plan.batch_size
+                fresh_rows = stack.enter_context(WindowSupply(data.windows, draws, self._encode_window)).due
 
             def show(done: int, loss: float, held_out_loss: float | None) -> None:
+                check_cancelled()
                 text = "-" if held_out_loss is None else f"{held_out_loss:.4f}"
                 bar.set_postfix(loss=f"{loss:.4f}", held_out=text, refresh=False)  # `update` waits for the delay
                 bar.update(min(done, plan.steps) - bar.n)
 
-            return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show)
+            return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show, fresh_rows)
+
+    def _encode_window(self, rows: Tensor) -> Tensor:
+        assert self._data is not None  # while it runs
+        return self._data.codec.encode(rows[None].to(self.engine.device))
 
     def _has_time_to_calibrate(self, steps: int, seconds: float) -> bool:
         """Whether a calibration takes less than half the time of the training, and ends within the time limit.
