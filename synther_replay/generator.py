@@ -23,6 +23,7 @@ from synther_replay.data.stream import RowStream
 from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.trainer import TrainingPlan
+from synther_replay.diffusion.workers import Workers
 from synther_replay.errors import CheckpointError, NotFittedError, is_out_of_memory
 from synther_replay.model.engine import Engine
 from synther_replay.model.fitted import Draws, FittedModel
@@ -58,6 +59,9 @@ class DiffusionGenerator:
         stack: Number of independent models trained and sampled in parallel. With more than one, all transitions have
             a leading axis of that size. Training continues until every model has run out of patience; if one model
             diverges, the fit of all is undone.
+        group: Group of `torch.distributed` whose processes fit together, usually on a GPU each; all of them must make
+            the same calls with the same data. `batch_size` is that of the group: more processes take less time for the
+            same fit. Copies and loaded generators have none. None: this process alone.
     """
 
     min_rows = 32  # minimum number of rows for `fit`
@@ -70,6 +74,7 @@ class DiffusionGenerator:
         device: torch.device | str = "auto",
         seed: int = 0,
         stack: int = 1,
+        group: Any = None,
     ) -> None:
         """Build the untrained models."""
         if not isinstance(spec, TransitionSpec):
@@ -79,6 +84,7 @@ class DiffusionGenerator:
         self.config = GeneratorConfig.of(config, default=default_preset(self.device), name="config")
         self.seed = whole_number("seed", seed, least=0)
         self.stack = whole_number("stack", stack)
+        self._group = group
         self._draws = Draws(self.seed)
         self._model: FittedModel | None = None
         self._engine = self._new_engine(self.device)
@@ -428,7 +434,8 @@ class DiffusionGenerator:
         )
 
     def _new_engine(self, device: torch.device) -> Engine:
-        return Engine(self.config, self._new_codec().code_dim, self.stack, device, self.seed)
+        workers = None if self._group is None else Workers(self._group, device)
+        return Engine(self.config, self._new_codec().code_dim, self.stack, device, self.seed, workers)
 
 
 def _positive(name: str, value: float) -> float:

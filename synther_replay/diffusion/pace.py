@@ -8,6 +8,8 @@ import time
 import torch
 from torch import Tensor
 
+from synther_replay.diffusion.workers import Workers
+
 logger = logging.getLogger(__name__)
 
 # A fit on a CPU that will take longer than the first number of seconds logs its progress; longer than the second, it
@@ -24,17 +26,21 @@ class Pace:
         block: Steps between two calls of `advance`.
         max_seconds: Time limit; None: no limit.
         device: Device of the fit.
+        workers: Processes that take part; the clock of the first one counts.
 
     Attributes:
         done: Steps taken so far.
         expected: Estimated seconds of all steps; None until it is known, and on a GPU.
     """
 
-    def __init__(self, steps: int, block: int, max_seconds: float | None, device: torch.device) -> None:
+    def __init__(
+        self, steps: int, block: int, max_seconds: float | None, device: torch.device, workers: Workers | None = None
+    ) -> None:
         """Start the clock."""
         self.done = 0
         self.expected: float | None = None
         self._steps, self._block, self._limit, self._device = steps, block, max_seconds, device
+        self._workers = workers
         self._begun = time.monotonic()
         self._elapsed = 0.0
 
@@ -46,6 +52,8 @@ class Pace:
                 return False
             torch.cuda.synchronize(self._device)  # CUDA kernels run asynchronously
         self._elapsed = time.monotonic() - self._begun
+        if self._workers is not None and self._limit is not None:
+            self._elapsed = self._workers.number_of_first(self._elapsed)
         if self.expected is None and self._elapsed >= _MEASURED and self._device.type == "cpu":
             self.expected = self._elapsed * self._steps / self.done
         return self._limit is not None and self._elapsed >= self._limit

@@ -25,6 +25,7 @@ from synther_replay.diffusion.network import NetworkShape, Weights, backward, fo
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.pace import Pace
 from synther_replay.diffusion.stopping import BestModels
+from synther_replay.diffusion.workers import Workers
 from synther_replay.errors import DivergedError
 
 # Limits the EMA decay in the first updates of a fit: the initial weights would otherwise dominate the EMA.
@@ -71,6 +72,7 @@ class StackTrainer:
         average_decay: EMA decay per update.
         average_every: Gradient steps between EMA updates; the length of a block.
         levels: Distribution of the noise levels; None: EDM's.
+        workers: Processes that train together; None: this one alone.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class StackTrainer:
         average_decay: float = 0.995,
         average_every: int = 10,
         levels: edm.NoiseLevels | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """Draw initial weights and frequencies."""
         self.shape, self.stack, self.device, self.dtype, self.seed = shape, stack, device, dtype, seed
         self.average_decay, self.average_every = average_decay, average_every
         self.levels = levels or edm.NoiseLevels()
+        self.workers = workers
         self.starts = 0
         self.fits = 0
         self.adam_steps = 0
@@ -148,8 +152,9 @@ class StackTrainer:
                 self.reset()
             self.fits += 1
             self._hold(train)
-            run_block = self._block_for(plan.batch_size)
-            self.rng.manual_seed(derive_seed(self.seed, 2, self.fits))
+            workers = self.workers
+            run_block = self._block_for(plan.batch_size if workers is None else workers.part_of(plan.batch_size))
+            self.rng.manual_seed(derive_seed(self.seed, 2, self.fits, *([workers.rank] if workers else ())))
             validation = None
             if held_out is not None:
                 rng = generator_for(self.device, self.seed, 3, self.fits)
@@ -191,13 +196,13 @@ class StackTrainer:
         fresh_rows: Callable[[float], Tensor | None] | None,
     ) -> TrainingResult:
         blocks = math.ceil(plan.steps / self.average_every)
-        pace = Pace(blocks * self.average_every, self.average_every, plan.max_seconds, self.device)
+        pace = Pace(blocks * self.average_every, self.average_every, plan.max_seconds, self.device, self.workers)
         blocks_per_check = max(1, plan.evaluate_every // self.average_every)
         best = None
         if validation is not None:
             best = BestModels(self.optimiser.tensors(), plan.patience)
             if self.adam_steps:
-                best.begin_with(validation.loss(self.weights()))
+                best.begin_with(self._agreed(validation.loss(self.weights())))
         loss: Tensor = self.loss_sum
         done, last_check, stopped = 0, 0, False
         self.loss_sum.zero_()
@@ -213,12 +218,14 @@ class StackTrainer:
             if done - last_check < blocks_per_check and done < blocks and not stopped:
                 continue
             loss = self.loss_sum / ((done - last_check) * self.average_every)
+            if self.workers is not None:
+                self.workers.average(loss)  # one that diverged makes all stop
             self._check_finite(loss)
             self.loss_sum.zero_()
             last_check = done
             held_out_loss = None
             if best is not None and validation is not None:
-                held_out_loss = validation.loss(self.weights())
+                held_out_loss = self._agreed(validation.loss(self.weights()))
                 self._check_finite(held_out_loss)
                 stopped = best.measure(held_out_loss) or stopped
             pace.report(loss)
@@ -237,6 +244,9 @@ class StackTrainer:
         self.steps_taken.fill_(self.adam_steps)
         updates = steps / self.average_every
         self.average_weight.fill_(1 - min(self.average_decay, (1 + updates) / (_AVERAGE_WARM_UP + updates)))
+
+    def _agreed(self, loss: Tensor) -> Tensor:
+        return loss if self.workers is None else self.workers.of_first(loss)
 
     def _check_finite(self, loss: Tensor) -> None:
         finite = torch.isfinite(loss)
@@ -284,7 +294,7 @@ class StackTrainer:
         garbage collector runs, which counts objects, not bytes.
         """
         block = functools.partial(self._block, batch_size)
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not (self.workers is None or self.workers.is_capturable):
             return block
         key = (batch_size, self.data.shape[1])
         if self._replay is None or self._captured_for != key:
@@ -307,6 +317,8 @@ class StackTrainer:
         for k in range(steps):
             y, kept = forward(weights, inputs[k], features[k])
             backward(weights, kept, edm.squared_error(y, targets[k], self.loss_sum), gradient)
+            if self.workers is not None:
+                self.workers.average(self.optimiser.gradient)
             self.optimiser.step(rates[k])
         self.optimiser.update_average(self.average_weight)
 

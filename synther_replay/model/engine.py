@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import is_in_refit, progress_bar
 from synther_replay.config import GeneratorConfig
@@ -21,6 +20,7 @@ from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.network import NetworkShape
 from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
+from synther_replay.diffusion.workers import Workers
 from synther_replay.model.fitted import Draws, FittedModel
 
 # State of the training of M models: weights, moments, averages and counters. Its tensors are never changed.
@@ -36,11 +36,21 @@ class Engine:
         stack: M.
         device: Compute device.
         seed: Seed of weights, batches and noise.
+        workers: Processes that train together; None: this one alone.
     """
 
-    def __init__(self, config: GeneratorConfig, code_dim: int, stack: int, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        code_dim: int,
+        stack: int,
+        device: torch.device,
+        seed: int,
+        workers: Workers | None = None,
+    ) -> None:
         """Check the size of the network and make its first trainer."""
         self.config, self.code_dim, self.stack, self.device, self.seed = config, code_dim, stack, device, seed
+        self.workers = workers
         bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
         self.dtype = torch.bfloat16 if bf16 else torch.float32
         # Of the number of condition values that was used last: a second one would hold its memory for nothing.
@@ -71,6 +81,7 @@ class Engine:
                     average_decay=config.average_decay,
                     average_every=config.average_every,
                     levels=NoiseLevels(config.noise_mean, config.noise_std),
+                    workers=self.workers,
                 )
         return self._trainer
 
@@ -148,7 +159,6 @@ class Engine:
             ):
 
                 def write_and_show(start: int, codes: Tensor) -> None:
-                    check_cancelled()
                     write(start, codes)
                     bar.update(codes.shape[-2])
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import progress_bar
@@ -201,6 +200,8 @@ class FitJob:
         if data.table is None:
             result, training = self._train(data)
             spent = time.monotonic() - begun
+            if engine.workers is not None:
+                spent = engine.workers.number_of_first(spent)
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
         model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None)
@@ -244,7 +245,6 @@ class FitJob:
                 fresh_rows = stack.enter_context(WindowSupply(data.windows, draws, self._encode_window)).due
 
             def show(done: int, loss: float, held_out_loss: float | None) -> None:
-                check_cancelled()
                 text = "-" if held_out_loss is None else f"{held_out_loss:.4f}"
                 bar.set_postfix(loss=f"{loss:.4f}", held_out=text, refresh=False)  # `update` waits for the delay
                 bar.update(min(done, plan.steps) - bar.n)
