@@ -16,6 +16,7 @@ from synther_replay.generator import DiffusionGenerator
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.protocol import Relevance
+from synther_replay.replay.background import is_background
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
@@ -48,6 +49,11 @@ class SourceOptions:
         relevance: What generation is guided by, a short form of `Guidance.of`: ``"curiosity"``, ``"return"``,
             ``"reward"``, ``"td_error"``, ``"value"``, a mapping of fields with the key ``"name"``, or a function from
             transitions to scores. None: not guided.
+        refit: ``"inline"``: the learner waits for every refit. ``"background"``: it goes on with the rows that it has,
+            and takes the new ones `lag` steps after the refit began; it waits there if they are not ready, so that two
+            runs of one seed agree. A process computes it on a CPU, a thread with its own stream on a GPU.
+        lag: Environment steps from the begin of a refit in the background to the step that takes its rows. None: half
+            of the schedule's `every` for a process, a tenth for a thread. No other refit begins in between.
     """
 
     real_ratio: float = 0.5
@@ -57,6 +63,8 @@ class SourceOptions:
     seed: int | None = None
     on_refit: Callable[[RefitReport], object] | None = None
     relevance: RelevanceOption = None
+    refit: str = "inline"
+    lag: int | None = None
 
     def __post_init__(self) -> None:
         """Validate all fields."""
@@ -74,6 +82,9 @@ class SourceOptions:
             raise TypeError(f"on_refit: expected a function of the report, got {self.on_refit!r}")
         object.__setattr__(self, "relevance", Guidance.of(self.relevance))
         whole_number("synthetic_capacity", self.synthetic_capacity)
+        is_background(self.refit)
+        if self.lag is not None:
+            whole_number("lag", self.lag)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
 
@@ -107,6 +118,8 @@ class SourceOptions:
             seed=self.seed,
             on_refit=self.on_refit,
             relevance=self.relevance,
+            refit=self.refit,
+            lag=self.lag,
         )
 
 

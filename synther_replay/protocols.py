@@ -63,7 +63,9 @@ class JobGenerator(Generator, Protocol):
     """A generator whose fits are jobs, so that they can run beside the training and be taken at a chosen step.
 
     A job has ``run()``, which fits and may be called in another thread, and ``sample(n)``, which generates from the
-    result. The generator itself changes only in `commit`.
+    result. The generator itself changes only in `commit`. One whose jobs compute somewhere else, so that a thread which
+    waits for them costs the learner nothing, says so by ``background = "thread"``; any other is pickled and sent to a
+    process when it is refitted in the background on a CPU.
     """
 
     def begin(self, transitions: Transitions, **options: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from synther_replay.common.cancelling import check_cancelled
+
 _DELAY = 5.0  # seconds of work before a bar appears
 _IN_REFIT: ContextVar[bool] = ContextVar("in_refit", default=False)
 
@@ -37,7 +39,7 @@ def progress_bar(total: int, what: str, unit: str, *, shown: bool | None = None)
         unit: Name of one unit.
         shown: True: at once. None: in a terminal, and only if the work takes longer than a few seconds. False: never.
     """
-    return tqdm(
+    return _Bar(
         total=total,
         desc=what,
         unit=unit,
@@ -46,3 +48,11 @@ def progress_bar(total: int, what: str, unit: str, *, shown: bool | None = None)
         disable=None if shown is None else not shown,
         delay=_DELAY if shown is None else 0.0,
     )
+
+
+class _Bar(tqdm):  # type: ignore[misc]
+    """Work that shows its progress can be cancelled there."""
+
+    def update(self, n: float | None = 1) -> Any:
+        check_cancelled()
+        return super().update(n)

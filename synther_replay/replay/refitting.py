@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import in_refit
 from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
-from synther_replay.protocols import Generator, JobGenerator, Stateful
-from synther_replay.relevance.guide import GuidanceReport, Plan
+from synther_replay.protocols import Generator
+from synther_replay.relevance.guide import GuidanceReport, Guide, Plan
+from synther_replay.replay.fits import Fit, InPlaceFit, JobFit, MakePlan, RefitResult, ResultFit, has_jobs
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class RefitReport:
         fit_seconds: Time to fit the generator, with that of a relevance which is scored when the job runs.
         sample_seconds: Time to generate and store the rows.
         relevance: How the refit was guided; None without relevance.
+        pause_seconds: Time that the learner stood still, without that of the hook `on_refit`: all of a refit that runs
+            inline, the reading and swapping of rows of one in the background, and the wait for it if it was late.
+        error: Why there are no new rows; None: there are. `rows` are then those of before.
     """
 
     fit: Any
@@ -35,6 +38,8 @@ class RefitReport:
     fit_seconds: float
     sample_seconds: float
     relevance: GuidanceReport | None = None
+    pause_seconds: float = 0.0
+    error: str | None = None
 
 
 class RefitJob:
@@ -51,46 +56,38 @@ class RefitJob:
         fresh: The generated rows after `run`, else None.
         is_committed: Whether its result was taken.
         has_failed: Whether the last `run` raised an error.
+        paused: Seconds that the learner has stood still for it so far, to begin it and to wait for it.
     """
 
     def __init__(
         self,
-        generator: Generator,
-        real: Transitions,
+        fit: Fit,
         *,
         rows: int,
         check: Callable[[Transitions], None],
-        source: object,
-        version: Hashable,
         steps: int,
-        options: dict[str, Any],
-        plan: Plan | Callable[[], Plan] | None = None,
+        real_rows: int = 0,
+        source: object = None,
+        version: Hashable = None,
+        seconds: float = 0.0,
     ) -> None:
-        """Prepare the fit.
+        """Keep what `run` needs.
 
         Args:
-            generator: The generator.
-            real: Valid real transitions; they may change afterwards, unless the plan is a function.
+            fit: The fit.
             rows: Number of rows to generate.
             check: Raises an error for rows that are not valid.
+            steps: Environment steps.
+            real_rows: Number of real rows.
             source: Identity of the source.
             version: Version of the real transitions.
-            steps: Environment steps.
-            options: Arguments of `JobGenerator.begin`.
-            plan: How generation is guided, which needs a generator that takes conditions; None: not at all. A function
-                makes it when the job runs.
+            seconds: Time that the preparation took.
         """
-        begun = time.monotonic()
-        self._fit: _Guided | _Job | _InPlace
-        if plan is not None:
-            self._fit = _Guided(generator, real, options, plan)
-        else:
-            self._fit = _Job(generator, real, options) if _has_jobs(generator) else _InPlace(generator, real)
-        self._seconds = time.monotonic() - begun
-        self._rows, self._check = rows, check
-        self.source, self.version, self.steps, self.real_rows = source, version, steps, len(real)
+        self._fit, self._rows, self._check, self._seconds = fit, rows, check, seconds
+        self.source, self.version, self.steps, self.real_rows = source, version, steps, real_rows
         self.fresh: Transitions | None = None
         self.is_committed = self.has_failed = False
+        self.paused = 0.0
         self._report: RefitReport | None = None
         self._running = Lock()
 
@@ -113,7 +110,12 @@ class RefitJob:
     @property
     def plan(self) -> Plan | None:
         """How generation is guided; None: not at all, or not planned yet."""
-        return self._fit.plan if isinstance(self._fit, _Guided) else None
+        return self._fit.plan
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Texts of warnings that were given in another process."""
+        return self._fit.result.warnings if isinstance(self._fit, ResultFit) and self._fit.result is not None else ()
 
     def _run(self) -> RefitReport:
         begun = time.monotonic()
@@ -127,10 +129,12 @@ class RefitJob:
             self.has_failed = True
             self._fit.revert()
             raise
-        seconds = self._seconds + fitted - begun
         self.fresh = fresh
+        seconds = self._seconds + fitted - begun, time.monotonic() - fitted
+        if isinstance(self._fit, ResultFit) and self._fit.result is not None:
+            seconds = self._fit.result.fit_seconds, self._fit.result.sample_seconds
         relevance = None if self.plan is None else self.plan.report
-        return RefitReport(fit, len(fresh), self.steps, seconds, time.monotonic() - fitted, relevance)
+        return RefitReport(fit, len(fresh), self.steps, *seconds, relevance)
 
     def take_model(self) -> None:
         """Make the fitted model the generator's own."""
@@ -139,110 +143,41 @@ class RefitJob:
     def return_model(self) -> None:
         """Undo `take_model`."""
         self._fit.revert()
-        if isinstance(self._fit, _InPlace):  # the fitted model is lost: `run` computes it again
+        if isinstance(self._fit, InPlaceFit):  # the fitted model is lost: `run` computes it again
             self.fresh = self._report = None
 
+    def result(self, generator: Generator, guide: Guide | None) -> RefitResult:
+        """What `run` made, as data; generator and guide are those of the job."""
+        report = self.run()
+        if isinstance(self._fit, ResultFit) and self._fit.result is not None:
+            return self._fit.result
+        assert self.fresh is not None  # after run
+        self.take_model()
+        state = state_of(generator)
+        if not isinstance(self._fit, InPlaceFit):
+            self.return_model()
+        relevance = None if guide is None else guide.state_dict()
+        seconds = report.fit_seconds, report.sample_seconds
+        return RefitResult(report.fit, self.fresh.rows, state, self.plan, relevance, *seconds)
 
-class _Job:
-    """Fit of a generator that keeps its model until the commit."""
-
-    def __init__(self, generator: JobGenerator, real: Transitions, options: dict[str, Any]) -> None:
-        self._generator, self._job, self._is_taken = generator, generator.begin(real, **options), False
-
-    def run(self) -> Any:
-        return self._job.run()
-
-    def sample(self, rows: int, **options: Any) -> Transitions:
-        fresh: Transitions = self._job.sample(rows, **options)
-        return fresh
-
-    def commit(self) -> None:
-        self._generator.commit(self._job)
-        self._is_taken = True
-
-    def revert(self) -> None:
-        if self._is_taken:
-            self._generator.revert(self._job)
-            self._is_taken = False
+    def forget_threads(self) -> None:
+        """After a fork: no other thread goes on, and nobody releases its lock."""
+        self._running = Lock()
 
 
-class _Guided:
-    """Fit with the conditions of a plan. If `run` makes the plan, it begins the fit, too."""
+def new_fit(
+    generator: Generator, real: Transitions, options: dict[str, Any], plan: MakePlan, *, is_later: bool = False
+) -> JobFit | InPlaceFit:
+    """The fit of a generator to valid real transitions.
 
-    def __init__(
-        self, generator: Any, real: Transitions, options: dict[str, Any], plan: Plan | Callable[[], Plan]
-    ) -> None:
-        self._generator, self._real, self._options = generator, real, options
-        self.plan: Plan | None = None
-        self._job: _Job | None = None
-        if callable(plan):
-            self._make_plan = plan
-        else:
-            self.plan = plan
-            self._begin(plan)
-
-    def _begin(self, plan: Plan) -> _Job:
-        self._job = _Job(self._generator, self._real, {**self._options, "condition": plan.condition})
-        del self._real  # the job has its own copy
-        return self._job
-
-    def run(self) -> Any:
-        if self.plan is None:
-            self.plan = self._make_plan()  # once, because it trains the relevance
-        return (self._job or self._begin(self.plan)).run()
-
-    def sample(self, rows: int) -> Transitions:
-        assert self.plan is not None and self._job is not None  # after run
-        return self.plan.sample(self._job.sample, rows)
-
-    def commit(self) -> None:
-        assert self._job is not None  # after run
-        self._job.commit()
-
-    def revert(self) -> None:
-        if self._job is not None:
-            self._job.revert()
-
-
-class _InPlace:
-    """Fit of a generator that has only `fit` and `sample`; its state is kept to undo it."""
-
-    def __init__(self, generator: Generator, real: Transitions) -> None:
-        self._generator, self._real = generator, real
-        self._before: dict[str, Any] | None = None
-
-    def run(self) -> Any:
-        if isinstance(self._generator, Stateful):
-            self._before = state_of(self._generator)
-        return self._generator.fit(self._real)
-
-    def sample(self, rows: int) -> Transitions:
-        return self._generator.sample(rows)
-
-    def commit(self) -> None:
-        """Nothing is left to do."""
-
-    def revert(self) -> None:
-        if self._before is not None and isinstance(self._generator, Stateful):
-            self._generator.load_state_dict(self._before)
-
-
-def _has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:
-    """Whether the jobs of a generator do what its `fit` and `sample` do; not if those were overridden without jobs."""
-
-    def owner(name: str) -> type | None:
-        return next((cls for cls in type(generator).__mro__ if name in vars(cls)), None)
-
-    if not isinstance(generator, JobGenerator) or {"fit", "sample"} & getattr(generator, "__dict__", {}).keys():
-        return False
-    begin, *others = owner("begin"), owner("fit"), owner("sample")
-    # A method without an owner belongs to another object, which a wrapper passes calls on to.
-    return begin is not None and all(other is not None and issubclass(begin, other) for other in others)
-
-
-def takes_conditions(generator: Generator) -> bool:
-    """Whether the fits of a generator are jobs that take conditions."""
-    if not _has_jobs(generator):
-        return False
-    options = inspect.signature(generator.begin).parameters
-    return "condition" in options or any(option.kind is option.VAR_KEYWORD for option in options.values())
+    Args:
+        generator: The generator.
+        real: They may change afterwards, unless the fit begins later or the generator has no jobs.
+        options: Arguments of `JobGenerator.begin`.
+        plan: How generation is guided, which needs a generator that takes conditions; None: not at all. A function
+            makes it when the job runs.
+        is_later: Whether the fit begins when the job runs.
+    """
+    if plan is None and not has_jobs(generator):
+        return InPlaceFit(generator, real)
+    return JobFit(generator, real, options, plan, is_later=is_later or callable(plan))  # type: ignore[arg-type]

@@ -18,11 +18,11 @@ from synther_replay.protocols import Schedule, Stateful
 from synther_replay.relevance.guide import Plan
 from synther_replay.replay.examination import Examination
 from synther_replay.replay.mixing import check_real_ratio, split_batch
+from synther_replay.replay.scheduled_rows import ScheduledRows
 from synther_replay.replay.states import stateful
-from synther_replay.replay.synthetic_rows import SyntheticRows
 
 
-class SyntheticSource(SyntheticRows):
+class SyntheticSource(ScheduledRows):
     """Provides the synthetic part of every batch. The caller draws the real part.
 
     `SyntheticReplayBuffer` adds a real buffer to it. The framework adapters keep one next to the framework's buffer::
@@ -49,6 +49,8 @@ class SyntheticSource(SyntheticRows):
         seed: Seed of the sampling order, and of a generator that is made from a short form.
         on_refit: See `SourceOptions`.
         relevance: See `SourceOptions`.
+        refit: See `SourceOptions`.
+        lag: See `SourceOptions`.
 
     Attributes:
         steps: Environment steps so far.
@@ -112,6 +114,7 @@ class SyntheticSource(SyntheticRows):
             "shuffles": self._shuffles.state_dict(),
             "relevance": None if self._guide is None else self._guide.state_dict(),
             "plan": None if self._plan is None else self._plan.state_dict(),
+            "pending": self._pending_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,6 +142,7 @@ class SyntheticSource(SyntheticRows):
             self.steps, self.refits, self._last_attempt = steps, refits, last_attempt
             self._version, self._is_stale = state.get("version"), bool(state.get("is_stale"))
             self._identity = object()
+            self._pending = self._restored_pending(state.get("pending"))
             self._generated_at, self.last_refit = generated_at, None  # the report belongs to the run before the load
         except BaseException as error:
             vars(self).update(own)
@@ -150,7 +154,8 @@ class SyntheticSource(SyntheticRows):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""
-        return {**vars(self), "on_refit": None, "_is_in_hook": False, "_job": None}
+        pending = {"pending": self._pending_state(), "_pending": None}
+        return {**vars(self), **pending, "on_refit": None, "_is_in_hook": False, "_job": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or deepcopy; fills in what 0.2.0 lacked."""
@@ -165,11 +170,15 @@ class SyntheticSource(SyntheticRows):
             "_examination": Examination(),
             "_failures": 0,
             "_reported": Notices(),
+            "_in_background": False,
+            "_lag": None,
+            "_pending": None,
         }
         vars(self).update({**late, "_generated_at": state["_last_attempt"], **state})
         self._identity = object()
         if "generator" in state:
             self._generator = vars(self).pop("generator")
+        self._pending = self._restored_pending(vars(self).pop("pending", None))
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
         """The parts whose states are contained in `state`."""

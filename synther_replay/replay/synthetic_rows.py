@@ -1,9 +1,10 @@
-"""SyntheticRows: generated transitions, replaced by refits of their generator to real ones on schedule."""
+"""SyntheticRows: generated transitions, replaced by refits of their generator to real ones."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -23,18 +24,27 @@ from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.guide import Guide, Plan
 from synther_replay.relevance.protocol import Relevance
 from synther_replay.relevance.rewards import Return
+from synther_replay.replay.background import (
+    BackgroundRefit,
+    Where,
+    check_background,
+    is_background,
+)
 from synther_replay.replay.examination import Examination, check_generated
+from synther_replay.replay.fits import Fit, MakePlan, ResultFit, takes_conditions
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio
-from synther_replay.replay.refitting import RefitJob, RefitReport, takes_conditions
+from synther_replay.replay.process import RefitProcess, threads_of_a_process
+from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.store import SyntheticStore
+from synther_replay.replay.worker import RefitTask
 
 logger = logging.getLogger(__name__)
 
 
 class SyntheticRows:
-    """Rows of a generator that is refitted to real transitions on schedule; see `SyntheticSource`, which adds draws."""
+    """Rows of a generator that can be refitted to real transitions; `ScheduledRows` adds when that happens."""
 
     _needs: Any = RealTransitions
     _is_in_hook = False  # whether `on_refit` runs
@@ -54,8 +64,12 @@ class SyntheticRows:
         seed: int = 0,
         on_refit: Callable[[RefitReport], object] | None = None,
         relevance: Any = None,
+        refit: str = "inline",
+        lag: int | None = None,
     ) -> None:
         """Check the arguments and create an empty store."""
+        self._in_background = is_background(refit)
+        self._lag = None if lag is None else whole_number("lag", lag)
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 15))
         self._plan: Plan | None = None  # of the model in use
@@ -94,6 +108,7 @@ class SyntheticRows:
         self._is_stale = False  # whether the model is of another version
         self._identity = object()  # jobs remember it; a copy has another one, and so has a refitted source
         self._job: weakref.ref[RefitJob] | None = None  # of the last `begin`
+        self._pending: BackgroundRefit | None = None
         self._adding = Lock()
         self._examination = Examination()
         self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
@@ -123,6 +138,8 @@ class SyntheticRows:
             )
         if getattr(generator, "stack", 1) != 1:
             raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
+        if self._in_background and isinstance(generator, Generator):
+            check_background(generator)
         self._generator = generator
 
     @property
@@ -136,41 +153,6 @@ class SyntheticRows:
         if not len(self.store) or self._generated_at is None:
             return None
         return max(0, self.steps - self._generated_at)
-
-    def refit_if_due(self) -> RefitReport | None:
-        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.
-
-        Not while a job of `begin` is neither committed nor dropped: that is the refit. Errors are warnings.
-        """
-        if self.real_ratio == 1.0:
-            return None
-        is_due = False
-        try:
-            self._forget_other_version()
-            is_due = self.schedule.is_due(self.steps, self._last_attempt)
-            if not is_due:
-                self._examination.first_look(self.real)
-                return None
-            if self._has_open_job() or len(self.real) < self._least_rows():
-                return None
-        except Exception as error:
-            if is_due:  # a generator that cannot be made: not again at every batch
-                self._last_attempt = self.steps
-            self._warn_of(error)
-            return None
-        return self.refit_or_warn()
-
-    def refit_or_warn(self) -> RefitReport | None:
-        """Refit; on any failure warn, keep the previous model and rows, and return None.
-
-        A training run outlives whatever goes wrong here: a diverged fit, memory that runs out, invalid data, an error
-        in a generator. The same failure is reported again only at the tenth time in a row. Interrupts propagate.
-        """
-        try:
-            return self.refit()
-        except Exception as error:
-            self._warn_of(error)
-            return None
 
     def refit(self, rows: int | None = None) -> RefitReport:
         """Fit the generator to the real transitions, generate rows and replace the synthetic ones in one step.
@@ -204,27 +186,43 @@ class SyntheticRows:
         self._job = weakref.ref(job)  # weak: a job that is dropped is over
         return job
 
-    def _new_job(self, rows: int | None) -> RefitJob:
+    def _new_job(self, rows: int | None, where: Where | None = None) -> RefitJob:
+        """A job for the real rows of now; `where` tells where it runs in the background, None: it does not."""
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
-        plan: Plan | Callable[[], Plan] | None = None
-        if (guide := self._guide) is not None and guide.is_planned_later:
+        guide, plan, begun = self._guide, None, time.monotonic()
+        is_later = guide is not None and guide.is_planned_later
+        if where is not None or is_later:
             real = Transitions(real.spec, real.rows.clone())  # some buffers return the rows that they go on writing to
-            is_over = functools.partial(self._is_overtaken, self._identity, self._version)
-            plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
-        elif guide is not None:
+        if guide is not None and not is_later:
             plan = guide.plan(real.to(self.device), self.steps)
+        count = min(rows or self.schedule.rows, self.store.capacity)
+        options: dict[str, Any] = {"from_scratch": True} if is_stale else {}
+        fit: Fit
+        if where == "process":
+            parts = pickle.dumps((self.generator, guide if is_later else None))  # they may change afterwards
+            threads = threads_of_a_process()
+            task = RefitTask(parts, self.spec, real.rows.cpu(), options, plan, count, self.steps, threads)
+            fit = ResultFit(self.spec, self.generator, guide, RefitProcess(task).compute)
+        else:
+            make_plan: MakePlan = plan
+            if guide is not None and is_later:
+                is_over = functools.partial(self._is_overtaken, self._identity, self._version)
+                make_plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
+            fit = new_fit(self.generator, real, options, make_plan, is_later=where is not None)
+        return self._job_of(fit, count, self.steps, len(real), time.monotonic() - begun)
+
+    def _job_of(self, fit: Fit, rows: int, steps: int, real_rows: int, seconds: float = 0.0) -> RefitJob:
         return RefitJob(
-            self.generator,
-            real,
-            rows=min(rows or self.schedule.rows, self.store.capacity),
+            fit,
+            rows=rows,
             check=functools.partial(check_generated, self.spec),
+            steps=steps,
+            real_rows=real_rows,
             source=self._identity,
             version=self._version,
-            steps=self.steps,
-            options={"from_scratch": True} if is_stale else {},
-            plan=plan,
+            seconds=seconds,
         )
 
     def commit(self, job: RefitJob) -> RefitReport:
@@ -246,15 +244,21 @@ class SyntheticRows:
             )
         if job.version != _version_of(self.real):
             raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
+        begun = time.monotonic()
         report = job.run()
+        ran = time.monotonic()
         assert job.fresh is not None  # after run
         changed = "_identity", "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale", "_plan"
         before, previous = {name: getattr(self, name) for name in changed}, None  # other threads may add rows meanwhile
-        begun = time.monotonic()
         try:
             job.take_model()
             previous = self.store.replace(job.fresh)
-            report = replace(report, sample_seconds=report.sample_seconds + time.monotonic() - begun)
+            now = time.monotonic()
+            report = replace(
+                report,
+                sample_seconds=report.sample_seconds + now - ran,
+                pause_seconds=job.paused + now - begun,
+            )
             self.refits += 1
             self.last_refit, self._generated_at = report, job.steps
             self._failures, self._reported, self._is_stale, self._plan = 0, Notices(), False, job.plan
@@ -273,7 +277,7 @@ class SyntheticRows:
             self._is_in_hook = False
         job.is_committed = True
         logger.info(
-            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s",
+            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s, paused %.2f s",
             self.refits,
             job.steps,
             job.real_rows,
@@ -281,6 +285,7 @@ class SyntheticRows:
             _losses(report.fit),
             report.rows,
             report.sample_seconds,
+            report.pause_seconds,
         )
         return report
 
@@ -297,13 +302,20 @@ class SyntheticRows:
         Real transitions and generators with a method `reseed` continue with it, too.
         """
         seed = whole_number("seed", seed, least=0)
+        if self._pending is not None:
+            self._pending.wait()  # it is of the seed of before
+            self._pending.seed = seed
         self.store.reseed(seed)
         self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
         if isinstance(self._generator, functools.partial) and "seed" in self._generator.keywords:  # not made yet
             self._generator = functools.partial(self._generator, seed=seed)
-        for part in (self.real, self._generator):
-            if hasattr(part, "reseed"):
-                part.reseed(seed)
+        if hasattr(self.real, "reseed"):
+            self.real.reseed(seed)
+        self._reseed_model(seed)
+
+    def _reseed_model(self, seed: int) -> None:
+        if hasattr(self._generator, "reseed"):
+            self._generator.reseed(seed)
         if self._guide is not None:
             self._guide.reseed(derive_seed(seed, 15))
 
@@ -354,11 +366,6 @@ class SyntheticRows:
         """Whether `commit` would take the job of the last `begin`, and nobody has dropped it."""
         job = None if self._job is None else self._job()
         return job is not None and job.is_open and not self._is_overtaken(job.source, job.version)
-
-    def _warn_of(self, error: Exception) -> None:
-        self._failures += 1
-        text = f"refit at step {self.steps} failed; {self._kept()}"
-        self._reported.warn_of(error, self._failures, text, stacklevel=3)
 
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"

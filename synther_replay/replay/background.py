@@ -1,0 +1,160 @@
+"""BackgroundRefit: a refit that is computed beside the learner and taken at a step that the run determines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from typing import Any, Literal
+
+import torch
+
+from synther_replay.common.cancelling import cancelled_by
+from synther_replay.common.checks import whole_number
+from synther_replay.protocols import Generator, Schedule
+from synther_replay.relevance.guide import Guide
+from synther_replay.replay.fits import has_jobs
+from synther_replay.replay.process import check_portable
+from synther_replay.replay.refitting import RefitJob
+
+Where = Literal["thread", "process"]
+REFIT_MODES = ("inline", "background")
+_SHARE_OF_INTERVAL = {"thread": 10, "process": 2}  # the default lag is this fraction of `every`
+_LAG = 500  # for schedules without `every`
+_LONGEST_END = 10.0  # seconds to wait for a thread when the interpreter ends
+
+
+def is_background(refit: Any) -> bool:
+    """Whether refits run in the background; raises ValueError for an unknown mode."""
+    if refit not in REFIT_MODES:
+        raise ValueError(f"refit: expected one of {', '.join(REFIT_MODES)}, got {refit!r}")
+    return bool(refit == "background")
+
+
+def where_of(generator: Generator) -> Where:
+    """Where refits of a generator run in the background: as it says, else a process on a CPU, a thread on a GPU."""
+    chosen = getattr(generator, "background", None)
+    if chosen is None:
+        device = torch.device(getattr(generator, "device", None) or "cpu")
+        return "process" if device.type == "cpu" else "thread"
+    if chosen not in ("thread", "process"):
+        raise ValueError(f"generator: expected background to be 'thread' or 'process', got {chosen!r}")
+    return "thread" if chosen == "thread" else "process"
+
+
+def check_background(generator: Generator) -> None:
+    """Raise TypeError unless a generator can be refitted in the background."""
+    if where_of(generator) == "process":
+        check_portable(generator)
+    elif not has_jobs(generator):
+        raise TypeError(
+            f"refit: {type(generator).__name__} cannot be refitted in a thread, because its fit changes it; "
+            'it needs begin, commit and revert (see JobGenerator), or use refit="inline"'
+        )
+
+
+def default_lag(schedule: Schedule, where: Where) -> int:
+    """A tenth of the schedule's interval for a thread, which has a GPU; half of it for a process, which has none."""
+    every = getattr(schedule, "every", None)
+    return max(1, every // _SHARE_OF_INTERVAL[where]) if isinstance(every, int) else _LAG
+
+
+class BackgroundRefit:
+    """A job that a thread computes, on a CUDA stream of its own where there is one, or waits for in a process.
+
+    Args:
+        job: The job.
+        at: Environment steps at which its result is taken.
+        device: Device of the rows.
+
+    Attributes:
+        seed: Seed to go on with after the job, if the source was given another one meanwhile.
+    """
+
+    def __init__(self, job: RefitJob, at: int, device: torch.device, seed: int | None = None) -> None:
+        """Start the thread."""
+        self.job, self.at, self.seed = job, at, seed
+        self._device = device
+        self._start()
+
+    def _start(self) -> None:
+        self._owner, self._cancelled, self._errors = os.getpid(), threading.Event(), list[BaseException]()
+        stream = None
+        if self._device.type == "cuda":
+            stream = _stream(self._device)
+            # For the rows, and for memory of the last refit that the learner has just freed.
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        # A daemon: it must not keep the interpreter from ending. The finaliser, also at exit, ends it before.
+        self._thread = threading.Thread(
+            target=_compute, args=(self.job, stream, self._cancelled, self._errors), name="refit", daemon=True
+        )
+        self._thread.start()
+        self._end = weakref.finalize(self, _stop, self._cancelled, self._thread)
+
+    def wait(self) -> None:
+        """Wait for the end of the job; an interrupt leaves it as it is."""
+        if os.getpid() != self._owner:  # a fork has no other threads, so the job begins again here
+            self._end.detach()
+            self.job.forget_threads()
+            self._start()
+        self._thread.join()
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the job failed; None after one that did not."""
+        if not self._errors:
+            return None
+        error = self._errors[0]
+        return error if isinstance(error, Exception) else RuntimeError(f"the refit ended with {error!r}")
+
+    def drop(self) -> None:
+        """End the job soon; nobody waits for it."""
+        self._cancelled.set()
+        self._end.detach()
+
+    def state_dict(self, generator: Generator, guide: Guide | None) -> dict[str, Any]:
+        """Wait for the end of the job, and return its result for a checkpoint."""
+        self.wait()
+        job, error = self.job, self.error
+        return {
+            "at": self.at,
+            "steps": job.steps,
+            "real_rows": job.real_rows,
+            "seed": self.seed,
+            "error": None if error is None else f"{type(error).__name__}: {error}",
+            "result": None if error is not None else job.result(generator, guide).state_dict(),
+        }
+
+
+def restored_counts(state: dict[str, Any]) -> tuple[int, int, int]:
+    """The step at which a saved job is taken, the one at which it began, and the number of its real rows."""
+    at, steps, rows = (whole_number(name, state[name], least=0) for name in ("at", "steps", "real_rows"))
+    return at, steps, rows
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all refits on a device; memory that one frees is for the next."""
+    return torch.cuda.Stream(device)
+
+
+def _compute(
+    job: RefitJob, stream: torch.cuda.Stream | None, cancelled: threading.Event, errors: list[BaseException]
+) -> None:
+    try:
+        with cancelled_by(cancelled), contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            try:
+                job.run()
+            finally:
+                if stream is not None:
+                    stream.synchronize()  # the learner reads the result on another stream
+    except BaseException as error:
+        errors.append(error)
+
+
+def _stop(cancelled: threading.Event, thread: threading.Thread) -> None:
+    cancelled.set()
+    if thread is not threading.current_thread():
+        thread.join(_LONGEST_END)

@@ -1,0 +1,154 @@
+"""ScheduledRows: synthetic rows whose refits come on schedule, inline or in the background, and never end a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from synther_replay.replay.background import BackgroundRefit, default_lag, restored_counts, where_of
+from synther_replay.replay.fits import RefitResult, ResultFit
+from synther_replay.replay.refitting import RefitReport
+from synther_replay.replay.synthetic_rows import SyntheticRows
+
+logger = logging.getLogger(__name__)
+
+_LONG_WAIT = 1.0  # seconds
+
+
+class ScheduledRows(SyntheticRows):
+    """Rows of a generator that is refitted to real transitions on schedule; see `SyntheticSource`, which adds draws."""
+
+    @property
+    def lag(self) -> int:
+        """Environment steps from the begin of a refit in the background to the step that takes its rows."""
+        return self._lag or default_lag(self.schedule, where_of(self.generator))
+
+    def refit_if_due(self) -> RefitReport | None:
+        """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.
+
+        Not while a job of `begin` is neither committed nor dropped: that is the refit. Errors are warnings. With
+        ``refit="background"`` it only begins, and the call that is `lag` steps later takes its rows.
+        """
+        if self.real_ratio == 1.0:
+            return None
+        is_due = False
+        try:
+            self._forget_other_version()
+            if self._pending is not None:
+                return self._take_if_due(self._pending)
+            is_due = self.schedule.is_due(self.steps, self._last_attempt)
+            if not is_due:
+                self._examination.first_look(self.real)
+                return None
+            if self._has_open_job() or len(self.real) < self._least_rows():
+                return None
+        except Exception as error:
+            if is_due:  # a generator that cannot be made: not again at every batch
+                self._last_attempt = self.steps
+            self._warn_of(error)
+            return None
+        if not self._in_background:
+            return self.refit_or_warn()
+        self._begin_in_background()
+        return None
+
+    def _begin_in_background(self) -> None:
+        begun = time.monotonic()
+        try:
+            job = self._new_job(None, where=where_of(self.generator))
+            job.paused = time.monotonic() - begun
+            self._job = weakref.ref(job)
+            self._pending = BackgroundRefit(job, self.steps + self.lag, self.device)
+        except Exception as error:
+            self._warn_of(error)
+
+    def _take_if_due(self, pending: BackgroundRefit) -> RefitReport | None:
+        """Take the rows of a job in the background at its step, after waiting for it; whatever went wrong is told."""
+        job = pending.job
+        if self._is_overtaken(job.source, job.version):
+            pending.drop()
+            self._pending = None
+            self._warn_of(RuntimeError("it was overtaken by another refit, a load or a removal of rows"), job.steps)
+            return None
+        if self.steps < pending.at:
+            return None
+        begun = time.monotonic()
+        pending.wait()
+        waited = time.monotonic() - begun
+        job.paused += waited
+        self._pending = None
+        if waited > _LONG_WAIT:
+            logger.info(
+                "waited %.1f s for the refit of step %d; a larger lag than %d avoids it", waited, job.steps, self.lag
+            )
+        try:
+            if pending.error is not None:
+                raise pending.error
+            for text in job.warnings:
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+            report = self.commit(job)
+        except Exception as error:
+            self._warn_of(error, job.steps)
+            return None
+        if pending.seed is not None:  # the result is of the seed of before
+            self._reseed_model(pending.seed)
+        return report
+
+    def refit_or_warn(self) -> RefitReport | None:
+        """Refit; on any failure warn, keep the previous model and rows, and return None.
+
+        A training run outlives whatever goes wrong here: a diverged fit, memory that runs out, invalid data, an error
+        in a generator. The same failure is reported again only at the tenth time in a row. Interrupts propagate.
+        """
+        try:
+            return self.refit()
+        except Exception as error:
+            self._warn_of(error)
+            return None
+
+    def _pending_state(self) -> dict[str, Any] | None:
+        """What a job in the background made, after waiting for it; None if there is none."""
+        pending = self._pending
+        if pending is None or self._is_overtaken(pending.job.source, pending.job.version):
+            return None
+        return pending.state_dict(self.generator, self._guide)
+
+    def _restored_pending(self, state: dict[str, Any] | None) -> BackgroundRefit | None:
+        """The job of a `_pending_state`, to be taken at its step."""
+        if state is None:
+            return None
+        (at, steps, real_rows), error = restored_counts(state), state["error"]
+        result = None if error is not None else RefitResult.from_state(state["result"])
+
+        def computed() -> RefitResult:
+            if result is None:
+                raise RuntimeError(f"before the save: {error}")
+            return result
+
+        logger.info(
+            "goes on with the refit begun at step %d, which was waited for when it was saved; its rows are taken at "
+            "step %d",
+            steps,
+            at,
+        )
+        fit = ResultFit(self.spec, self.generator, self._guide, computed)
+        job = self._job_of(fit, 0 if result is None else len(result.rows), steps, real_rows)
+        self._job = weakref.ref(job)
+        return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
+
+    def _warn_of(self, error: Exception, steps: int | None = None) -> None:
+        """Tell of a refit that failed; `steps` are those of its begin, None: of now."""
+        steps = self.steps if steps is None else steps
+        self._failures += 1
+        hook: Any = self.on_refit
+        if getattr(hook, "takes_failures", False):
+            cause = f"{type(error).__name__}: {error}"
+            report = RefitReport(None, len(self.store), steps, 0.0, 0.0, error=cause)
+            hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+        text = f"refit at step {steps} failed; {self._kept()}"
+        self._reported.warn_of(error, self._failures, text, stacklevel=3)
