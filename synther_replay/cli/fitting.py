@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from synther_replay.cli.output import Output
 from synther_replay.cli.threads import choose_threads
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions
-from synther_replay.files.reading import FileError, open_file
+from synther_replay.files.reading import FileError, TransitionFile, open_file
 from synther_replay.generator import DiffusionGenerator
+from synther_replay.model.windows import WINDOW_VALUES
 
 
 @dataclass(frozen=True)
@@ -24,26 +27,50 @@ class Fitted:
     figures: dict[str, Any]
 
 
-def read_rows(path: str, episode_steps: int | None, output: Output) -> Transitions:
-    """Read all transitions of a file."""
+@dataclass(frozen=True)
+class Source:
+    """The transitions of a file, in memory or to be read in blocks."""
+
+    rows: Transitions | TransitionFile
+    count: int
+    window: int | None  # rows of a stream that are in memory at a time
+
+    def digest(self) -> str:
+        """Return a digest of rows and spec."""
+        blocks = [self.rows] if isinstance(self.rows, Transitions) else self.rows.blocks()
+        digest = hashlib.sha256(repr(self.rows.spec.to_json()).encode())
+        for block in blocks:
+            digest.update(np.ascontiguousarray(block.rows.numpy()).data.cast("B") if len(block) else b"")
+        return digest.hexdigest()
+
+
+def open_source(path: str, episode_steps: int | None, window: int | None, output: Output) -> Source:
+    """Read all transitions of a file; one with more rows than a window is opened only."""
     file = open_file(path, episode_steps=episode_steps)
+    if file.rows > (window or max(1, WINDOW_VALUES // file.spec.dim)):
+        return Source(file, _enough(file, file.count()), window)
     with output.step(f"reading {file.path.name}", file.rows) as advance:
         parts = []
         for block in file.blocks():
             parts.append(block.rows)
             advance(len(block))
-    if sum(map(len, parts)) < DiffusionGenerator.min_rows:
-        found = f"{sum(map(len, parts))} transitions in {file.rows} rows"
-        raise FileError(f"{path}: expected at least {DiffusionGenerator.min_rows} transitions to fit, got {found}")
-    return Transitions(file.spec, torch.cat(parts))
+    count = _enough(file, sum(map(len, parts)))
+    return Source(Transitions(file.spec, torch.cat(parts)), count, None)
 
 
-def fit_rows(rows: Transitions, config: GeneratorConfig, device: torch.device, seed: int, output: Output) -> Fitted:
+def _enough(file: TransitionFile, count: int) -> int:
+    if count < DiffusionGenerator.min_rows:
+        found = f"{count} transitions in {file.rows} rows"
+        raise FileError(f"{file.path}: expected at least {DiffusionGenerator.min_rows} transitions to fit, got {found}")
+    return count
+
+
+def fit_rows(source: Source, config: GeneratorConfig, device: torch.device, seed: int, output: Output) -> Fitted:
     """Fit a new generator."""
     begun = time.monotonic()
     choose_threads(config, device)
-    generator = DiffusionGenerator(rows.spec, config, device=device, seed=seed)
-    report = generator.fit(rows, progress=output.is_interactive)
+    generator = DiffusionGenerator(source.rows.spec, config, device=device, seed=seed)
+    report = generator.fit(source.rows, window=source.window, progress=output.is_interactive)
     held_out = None if report.held_out_loss is None else round(report.held_out_loss, 6)
     figures = {
         "parameters": generator.parameters,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
 from synther_replay.common.seeding import derive_seed
 from synther_replay.config import GeneratorConfig
-from synther_replay.data.transitions import Transitions
 from synther_replay.files import minari
 from synther_replay.files.formats import located
 from synther_replay.files.spool import Spool
@@ -145,13 +143,6 @@ def _changes(config: GeneratorConfig) -> dict[str, Any]:
 def manifest_of(**given: Any) -> dict[str, Any]:
     """Return what rows depend on, with the versions that may change them."""
     return {**given, "version": synther_replay.__version__, "torch": str(torch.__version__)}
-
-
-def digest_of(transitions: Transitions) -> str:
-    """Return a digest of rows and spec."""
-    digest = hashlib.sha256(repr(transitions.spec.to_json()).encode())
-    digest.update(transitions.rows.numpy().data.cast("B") if len(transitions) else b"")
-    return digest.hexdigest()
 
 
 def size_of(path: Path) -> int:

@@ -58,6 +58,16 @@ EpisodeSteps = Annotated[
     int | None,
     typer.Option(min=1, help="Time limit of episodes, for raw files without timeouts.", metavar="N"),
 ]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        "--window",
+        parser=count,
+        metavar="N",
+        help="Real rows in memory at a time; a larger file is read again and again while the model trains.",
+        show_default="rows of 512 MiB",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")]
 

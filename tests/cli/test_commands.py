@@ -7,11 +7,12 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 from small_data import SETTINGS, arrays
 
 from synther_replay import DiffusionGenerator
 from synther_replay.cli import options
-from synther_replay.files import read, write
+from synther_replay.files import open_file, read, write
 
 COMMANDS = ("upsample", "fit", "sample", "info", "report", "bench", "watch")
 
@@ -51,6 +52,20 @@ def test_fit_and_sample_give_what_the_library_gives(tmp_path, data, synther_json
     assert sampled["rows"] == 1_000
     told = synther_json("info", model)
     assert (told["fitted"], told["columns"], told["seed"]) == (True, read(out).spec.dim, 3)
+
+
+def test_a_file_larger_than_the_window_is_streamed(tmp_path, data, synther_json):
+    """The library's fit to the stream gives the same weights; one to the rows in memory has others."""
+    model = tmp_path / "model.safetensors"
+    assert synther_json("fit", data, model, "--window", 50, *SETTINGS)["real_rows"] == 200
+    streamed = DiffusionGenerator.load(model)
+    same, other = (DiffusionGenerator(streamed.spec, streamed.config, device="cpu") for _ in range(2))
+    same.fit(open_file(data), window=50)
+    other.fit(read(data))
+    assert torch.equal(same.model.weights, streamed.model.weights)
+    assert not torch.equal(other.model.weights, streamed.model.weights)
+    printed = synther_json("upsample", data, tmp_path / "more.npz", "--times", 2, "--window", 50, *SETTINGS)
+    assert (printed["real_rows"], printed["rows"]) == (200, 400)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path, data, synther):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from synther_replay.cli import options
-from synther_replay.cli.fitting import fit_rows, read_rows
+from synther_replay.cli.fitting import fit_rows, open_source
 from synther_replay.cli.output import Output
 
 
@@ -21,6 +21,7 @@ def fit(
     seed: options.Seed = 0,
     changes: options.Changes = None,
     episode_steps: options.EpisodeSteps = None,
+    window: options.Window = None,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -41,12 +42,12 @@ def fit(
         raise PermissionError(f"{model}: folder {model.parent} is not writable")
     if model.is_dir():
         raise IsADirectoryError(f"{model}: is a folder and not replaced")
-    real = read_rows(source, episode_steps, output)
+    real = open_source(source, episode_steps, window, output)
     fitted = fit_rows(real, config, place, seed, output)
     fitted.generator.save(model)
     figures = fitted.figures
     output.result(
-        {"input": source, "model": str(model), "real_rows": len(real), "seed": seed, "device": str(place), **figures},
-        f"{model}: {figures['parameters']:,} parameters, fitted to {len(real):,} rows in {figures['steps']:,} steps "
+        {"input": source, "model": str(model), "real_rows": real.count, "seed": seed, "device": str(place), **figures},
+        f"{model}: {figures['parameters']:,} parameters, fitted to {real.count:,} rows in {figures['steps']:,} steps "
         f"and {figures['seconds']:.1f} s (loss {figures['loss']:.4f})",
     )

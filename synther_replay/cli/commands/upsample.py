@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from synther_replay.cli import options
-from synther_replay.cli.fitting import fit_rows, read_rows
-from synther_replay.cli.generation import Target, digest_of, generate, manifest_of, origin_of, sized
+from synther_replay.cli.fitting import fit_rows, open_source
+from synther_replay.cli.generation import Target, generate, manifest_of, origin_of, sized
 from synther_replay.cli.output import Output
 from synther_replay.cli.work import WorkFolder
 from synther_replay.errors import CheckpointError
@@ -25,6 +25,7 @@ def upsample(
     seed: options.Seed = 0,
     changes: options.Changes = None,
     episode_steps: options.EpisodeSteps = None,
+    window: options.Window = None,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -46,12 +47,18 @@ def upsample(
     config = options.config_of(preset, changes, place)
     output = Output(as_json=as_json)
     target = Target.of(out, overwrite=overwrite, source=source)
-    real = read_rows(source, episode_steps, output)
+    real = open_source(source, episode_steps, window, output)
     if rows is None:
         assert times is not None
-        rows = max(1, round(times * len(real)))
+        rows = max(1, round(times * real.count))
     manifest = manifest_of(
-        data=digest_of(real), config=config.to_json(), seed=seed, device=place.type, rows=rows, format=target.format
+        data=real.digest(),
+        config=config.to_json(),
+        window=real.window,
+        seed=seed,
+        device=place.type,
+        rows=rows,
+        format=target.format,
     )
     work = WorkFolder(target.path, manifest)
     generator, figures = _continued(work, str(place)), None
@@ -59,7 +66,7 @@ def upsample(
         fitted = fit_rows(real, config, place, seed, output)
         generator, figures = fitted.generator, fitted.figures
         generator.save(work.model)
-    real_rows = len(real)
+    real_rows = real.count
     del real  # the rows asked for may need the memory
     origin = {**origin_of(generator, source, seed), "real_rows": real_rows}
     written = generate(generator, target, rows, seed, origin, work, output)
