@@ -80,6 +80,9 @@ class ReplayBuffer:
         on_refit: Called with a `RefitReport` after every refit.
         relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
             mapping, or a function of transitions. None: not guided.
+        refit: How refits on schedule run, ``"inline"`` or ``"background"``, and `lag`, the steps until their rows are
+            taken: see `SourceOptions`. `upsample` always waits.
+        lag: See `refit`.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class ReplayBuffer:
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
         relevance: RelevanceOption = None,
+        refit: str = "inline",
+        lag: int | None = None,
     ) -> None:
         """Make an empty buffer."""
         self._shape = whole_number("state_dim", state_dim), whole_number("action_dim", action_dim)
@@ -108,7 +113,15 @@ class ReplayBuffer:
             generator = _fitted_once(generator, self._ring.device)
         limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
         self._options = SourceOptions(
-            real_ratio, generator, _NEVER if schedule is None else schedule, limit, seed, on_refit, relevance
+            real_ratio,
+            generator,
+            _NEVER if schedule is None else schedule,
+            limit,
+            seed,
+            on_refit,
+            relevance,
+            refit,
+            lag,
         )
         own = getattr(generator, "spec", None)
         if own is not None and (own.observation_dim, own.action_dim) != self._shape:

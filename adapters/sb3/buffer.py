@@ -103,6 +103,8 @@ class SynthERBuffer(NStepReplayBuffer):
         relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``,
             ``"td_error"`` and ``"value"`` of the model's critics, a mapping, or a function of transitions. None: not
             guided.
+        refit: ``"inline"`` or ``"background"``, and `lag`, the steps until its rows are taken: see `SourceOptions`.
+        lag: See `refit`.
         encoder: For images: a function from a tensor of observations ``(n, *shape)`` to latents ``(n, k)``, see
             `synther_replay.replay.latents`. Batches then hold latents in place of observations, and the agent's
             feature extractor must accept both.
@@ -140,6 +142,8 @@ class SynthERBuffer(NStepReplayBuffer):
         scaled_actions: bool = True,
         on_refit: Callable[[RefitReport], object] | None = None,
         relevance: RelevanceOption = None,
+        refit: str = "inline",
+        lag: int | None = None,
         encoder: Callable[[Any], Tensor] | None = None,
         **storage: Any,
     ) -> None:
@@ -168,7 +172,9 @@ class SynthERBuffer(NStepReplayBuffer):
             n_steps=n_steps,
             goals=self._has_goals,
         )
-        options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
+        options = SourceOptions(
+            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+        )
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(
             buffer_size,

@@ -47,6 +47,8 @@ class SynthERMemory(RandomMemory):
         on_refit: Called with a `RefitReport` after every refit.
         relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
             mapping, or a function of transitions. None: not guided.
+        refit: ``"inline"`` or ``"background"``, and `lag`, the steps until its rows are taken: see `SourceOptions`.
+        lag: See `refit`.
         **memory: As in `RandomMemory`: ``memory_size``, ``num_envs``, ``device``, ``replacement``, ...
 
     Attributes:
@@ -63,11 +65,15 @@ class SynthERMemory(RandomMemory):
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
         relevance: RelevanceOption = None,
+        refit: str = "inline",
+        lag: int | None = None,
         **memory: Any,
     ) -> None:
         """Check the arguments and create an empty memory."""
         super().__init__(**memory)
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
+        self._options = SourceOptions(
+            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+        )
         self._spaces: dict[str, spaces.Space[Any]] = {}
         self._names: tuple[str, ...] = ()  # tensors in the order of the columns of a row
         self._last: tuple[int, Tensor] | None = None  # size of the last mixed batch and places of its real rows

@@ -81,6 +81,8 @@ class SynthERReplayBuffer(Forwarding):
         on_refit: Called with a `RefitReport` after every refit.
         relevance: What generation is guided by, see `Guidance.of`: ``"curiosity"``, ``"return"``, ``"reward"``, a
             mapping, or a function of transitions. None: not guided.
+        refit: ``"inline"`` or ``"background"``, and `lag`, the steps until its rows are taken: see `SourceOptions`.
+        lag: See `refit`.
     """
 
     # All attributes of this class; any other is one of the real buffer, see `Forwarding`.
@@ -116,13 +118,17 @@ class SynthERReplayBuffer(Forwarding):
         seed: int | None = None,
         on_refit: Callable[[RefitReport], object] | None = None,
         relevance: RelevanceOption = None,
+        refit: str = "inline",
+        lag: int | None = None,
     ) -> None:
         """Check the arguments; the rest is checked when the first data arrive."""
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         self.real = real
         self.source = None  # created with the first data, which determine the layout
-        self._options = SourceOptions(real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance)
+        self._options = SourceOptions(
+            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+        )
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device

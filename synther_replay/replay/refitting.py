@@ -28,7 +28,8 @@ class RefitReport:
         sample_seconds: Time to generate and store the rows.
         relevance: How the refit was guided; None without relevance.
         pause_seconds: Time that the learner stood still, without that of the hook `on_refit`: all of a refit that runs
-            inline, the reading and swapping of rows of one in the background, and the wait for it if it was late.
+            inline; of one in the background the time to read and to swap rows, and to wait for it if it was late. None:
+            not measured.
         error: Why there are no new rows; None: there are. `rows` are then those of before.
     """
 
@@ -38,7 +39,7 @@ class RefitReport:
     fit_seconds: float
     sample_seconds: float
     relevance: GuidanceReport | None = None
-    pause_seconds: float = 0.0
+    pause_seconds: float | None = None
     error: str | None = None
 
 

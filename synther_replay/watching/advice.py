@@ -63,15 +63,16 @@ class Advisor:
         )
 
     def _judge_time(self, record: RefitRecord) -> None:
-        run = self._clock() - self._began
-        if record.seconds < _FIRST_SECONDS or record.seconds <= self.most_share * run:
+        run, seconds = self._clock() - self._began, record.seconds if record.pauses is None else record.pauses
+        if seconds < _FIRST_SECONDS or seconds <= self.most_share * run:
             return
         self._slow += 1
         self._of_time.warn(
             "time",
             self._slow,
-            f"refits took {record.seconds / max(run, record.seconds):.0%} of the run so far ({record.seconds:.0f} s). "
-            'Refit less often, for example schedule={"every": 10_000}, generate fewer rows, or take a smaller '
-            'generator ("fast" on a GPU, "tiny" on a CPU)',
+            f"refits took {seconds / max(run, seconds):.0%} of the run so far ({seconds:.0f} s). "
+            'Refit less often, for example schedule={"every": 10_000}, generate fewer rows, take a smaller '
+            'generator ("fast" on a GPU, "tiny" on a CPU), or let the learner go on: refit="background", with a larger '
+            "lag if it has to wait",
             stacklevel=4,
         )

@@ -42,9 +42,12 @@ class RefitLog:
     Attributes:
         last: The last refit, None before the first and after unpickling.
         seconds: Time of all refits so far.
+        pauses: Time that the learner stood still for them.
+        failed: Number of refits that failed.
     """
 
     takes_source = True  # the buffer passes itself, too
+    takes_failures = True  # refits that failed are logged, too
 
     def __init__(
         self,
@@ -65,27 +68,41 @@ class RefitLog:
         self._writers = (*writers, *(() if folder is None else (RunFolder(folder),)))
         self._failures, self._reported = 0, Notices()
         self.last: RefitRecord | None = None
-        self.seconds = 0.0
+        self.seconds = self.pauses = 0.0
+        self.failed = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the last refit, which holds thousands of rows."""
         return {**vars(self), "last": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on where it stopped; pauses and failures were not counted by earlier versions."""
+        vars(self).update({"pauses": state["seconds"], "failed": 0, **state})
+
     def __call__(self, report: RefitReport, source: SyntheticRows | None = None) -> None:
         """Measure and write a refit."""
-        self.seconds += report.fit_seconds + report.sample_seconds
+        if report.error is not None:
+            self.failed += 1
+            self._write(RefitRecord(report, failed=self.failed))
+            return
+        seconds = report.fit_seconds + report.sample_seconds
+        self.seconds += seconds
+        self.pauses += seconds if report.pause_seconds is None else report.pause_seconds
         self.last = record = self._measured(report, source)
-        for writer in self._writers:
-            try:
-                writer.write(record)
-            except Exception as error:
-                self._warn_of(error, f"refit log: {type(writer).__name__} failed at step {report.steps}")
-        if self.verbose:
-            _visible().info("%s", record.line())
+        self._write(record)
         try:
             self._advisor.look_at(record)
         except Warning as warning:
             logger.warning("%s", warning)
+
+    def _write(self, record: RefitRecord) -> None:
+        for writer in self._writers:
+            try:
+                writer.write(record)
+            except Exception as error:
+                self._warn_of(error, f"refit log: {type(writer).__name__} failed at step {record.step}")
+        if self.verbose:
+            _visible().info("%s", record.line())
 
     def _measured(self, report: RefitReport, source: SyntheticRows | None) -> RefitRecord:
         try:
@@ -93,12 +110,13 @@ class RefitLog:
                 report,
                 source,
                 seconds=self.seconds,
+                pauses=self.pauses,
                 fidelity_rows=self.fidelity_rows,
                 thresholds=self._thresholds,
             )
         except Exception as error:
             self._warn_of(error, f"refit log: fidelity not computed at step {report.steps}")
-            return record_of(report, source, seconds=self.seconds, fidelity_rows=0)
+            return record_of(report, source, seconds=self.seconds, pauses=self.pauses, fidelity_rows=0)
 
     def _warn_of(self, error: Exception, text: str) -> None:
         self._failures += 1

@@ -16,6 +16,7 @@ from synther_replay.replay.synthetic_rows import SyntheticRows
 
 PREFIX = "synther/"
 _BINS = 24  # of the histograms in a history file
+_SAME_SECONDS = 0.05  # pause and time of a refit differ by more only in the background
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,8 @@ class RefitRecord:
 
     * `refits`: number of refits so far;
     * `seconds`: time of all refits that were logged, `refit_seconds`: of this one;
+    * `pause_seconds`: time that the learner stood still for this one, which differs for refits in the background;
+    * `failed_refits`: number of refits so far that failed, in the record of one that did;
     * `store_size`: number of synthetic rows;
     * `fit_loss`, `held_out_loss`: losses of the fit, if the generator reports them;
     * `rejected`: number of generated rows so far that were rejected as non-finite;
@@ -42,6 +45,8 @@ class RefitRecord:
         report: Report of the refit.
         number: Number of the refit, from 1; None if only the report is known.
         seconds: Time of all refits that were logged.
+        pauses: Time that the learner stood still for all of them; None: as `seconds`.
+        failed: Number of refits that failed.
         rejected: Rejected rows; None if the generator does not count them.
         fidelity: Fidelity of the synthetic rows; None if it was not computed.
         real: Some real rows, those that were compared; None if there are none.
@@ -51,6 +56,8 @@ class RefitRecord:
     report: RefitReport
     number: int | None = None
     seconds: float = 0.0
+    pauses: float | None = None
+    failed: int = 0
     rejected: int | None = None
     fidelity: Fidelity | None = None
     real: Transitions | None = None
@@ -66,13 +73,21 @@ class RefitRecord:
         """Time of this refit."""
         return self.report.fit_seconds + self.report.sample_seconds
 
+    @property
+    def pause_seconds(self) -> float:
+        """Time that the learner stood still for this refit."""
+        return self.refit_seconds if self.report.pause_seconds is None else self.report.pause_seconds
+
     def scalars(self) -> dict[str, float]:
         """Values by name, without those that are not known."""
         report, found, guided = self.report, self.fidelity, self.report.relevance
+        if report.error is not None:
+            return {f"{PREFIX}failed_refits": self.failed, f"{PREFIX}store_size": report.rows}
         values: dict[str, Any] = {
             "refits": self.number,
             "seconds": self.seconds,
             "refit_seconds": self.refit_seconds,
+            "pause_seconds": self.pause_seconds,
             "store_size": report.rows,
             "fit_loss": getattr(report.fit, "loss", None),
             "held_out_loss": getattr(report.fit, "held_out_loss", None),
@@ -108,6 +123,8 @@ class RefitRecord:
         >>> RefitRecord(RefitReport(None, 400_000, 30_000, 1.0, 0.4), number=12).line()
         'refit 12 | step 30,000 | 1.4 s | 400K rows'
         """
+        if self.report.error is not None:
+            return f"refit failed | step {self.step:,} | {self.report.error} | kept {compact(self.report.rows)} rows"
         parts = [] if self.number is None else [f"refit {self.number}"]
         parts.append(f"step {self.step:,}")
         if isinstance(loss := getattr(self.report.fit, "loss", None), float):
@@ -117,7 +134,10 @@ class RefitRecord:
             if found.termination_rate_real is not None and found.termination_rate_synthetic is not None:
                 real, synthetic = 100 * found.termination_rate_real, 100 * found.termination_rate_synthetic
                 parts.append(f"terminated {synthetic:.2g} % (real {real:.2g} %)")
-        parts += [f"{self.refit_seconds:.1f} s", f"{compact(self.report.rows)} rows"]
+        parts.append(f"{self.refit_seconds:.1f} s")
+        if abs(self.pause_seconds - self.refit_seconds) > _SAME_SECONDS:  # it ran in the background
+            parts[-1] += f" (paused {self.pause_seconds:.2g} s)"
+        parts.append(f"{compact(self.report.rows)} rows")
         if found is not None and not found.passed:
             parts.append(f"worst {found.worst.name}, failed checks: {len(found.failures)}")
         return " | ".join(parts)
@@ -128,6 +148,7 @@ class RefitRecord:
         return {
             "step": self.step,
             "line": self.line(),
+            "error": self.report.error,
             "scalars": {name: value if math.isfinite(value) else None for name, value in self.scalars().items()},
             "failures": [] if found is None else list(found.failures),
             "columns": {} if found is None else {column.name: column.marginal for column in found.columns},
@@ -153,6 +174,7 @@ def record_of(
     source: SyntheticRows | None,
     *,
     seconds: float,
+    pauses: float | None = None,
     fidelity_rows: int,
     thresholds: Thresholds | None = None,
 ) -> RefitRecord:
@@ -162,14 +184,16 @@ def record_of(
         report: Report of the refit.
         source: The buffer or source that was refitted; None: only the report is known.
         seconds: Time of all refits so far.
+        pauses: Time that the learner stood still for them; None: as `seconds`.
         fidelity_rows: Rows to compare; below two, fidelity is not computed.
         thresholds: Largest losses to accept.
     """
     if source is None:
-        return RefitRecord(report, seconds=seconds)
+        return RefitRecord(report, seconds=seconds, pauses=pauses)
     known: dict[str, Any] = {
         "number": source.refits,
         "seconds": seconds,
+        "pauses": pauses,
         "rejected": getattr(source.generator, "rejected", None),
     }
     # The record stays until the next refit. Views would keep a whole copy of the buffer and the store in memory.

@@ -88,7 +88,8 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             continue
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
-        while records and records[-1]["step"] >= record["step"]:
+        is_failure = record.get("error") is not None  # replaces nothing
+        while not is_failure and records and records[-1]["step"] >= record["step"]:
             records.pop()
         records.append(record)
     return records

@@ -42,7 +42,7 @@ from synther_replay.watching.advice import Advisor
 from synther_replay.watching.run_folder import HISTORY
 
 SPEC = TransitionSpec.from_spaces(spaces.Box(-math.inf, math.inf, (2,)), spaces.Box(-1, 1, (1,)))
-SCALARS = {"refits", "seconds", "refit_seconds", "store_size"}
+SCALARS = {"refits", "seconds", "refit_seconds", "pause_seconds", "store_size"}
 FIDELITY = {"marginal", "correlation", "worst_marginal", "failures"} | {
     f"termination_rate_{which}" for which in ("real", "synthetic")
 }
@@ -115,7 +115,14 @@ def test_losses_and_guidance_are_written_if_they_are_known():
     fit = type("Fit", (), {"loss": 0.5, "held_out_loss": None})()
     record = RefitRecord(RefitReport(fit, 10, 5, 1.0, 2.0, GuidanceReport(1.0, 2.0, 0.5)))
     assert record.scalars().keys() == named(
-        "seconds", "refit_seconds", "store_size", "fit_loss", "relevance_real", "relevance_chosen", "guided_share"
+        "seconds",
+        "refit_seconds",
+        "pause_seconds",
+        "store_size",
+        "fit_loss",
+        "relevance_real",
+        "relevance_chosen",
+        "guided_share",
     )
     assert record.scalars()["synther/refit_seconds"] == 3.0
     assert not record.histograms()

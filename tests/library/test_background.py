@@ -1,0 +1,410 @@
+"""Refits in the background: when rows are taken, that runs agree, what goes wrong, saving, processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from synther_replay import (
+    DiffusionGenerator,
+    GeneratorConfig,
+    RefitReport,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    Transitions,
+    TransitionSpec,
+)
+from synther_replay.errors import DivergedError
+from synther_replay.replay.background import BackgroundRefit
+from synther_replay.watching import RefitLog, read_history
+
+SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (1,)))
+CONFIG = GeneratorConfig.tiny(width=16, depth=1, steps=30, refit_steps=20, batch_size=32, sampling_steps=4)
+SCHEDULE = RetrainSchedule(every=100, rows=300, start=100)
+
+
+def rows(n: int = 25, seed: int = 0) -> Transitions:
+    x = torch.randn(n, SPEC.dim, generator=torch.Generator().manual_seed(seed))
+    x[:, SPEC.actions] = x[:, SPEC.actions].clamp(-1, 1)
+    x[:, SPEC.terminated] = (x[:, SPEC.terminated] > 1).float()
+    return Transitions(SPEC, x)
+
+
+class InThread(DiffusionGenerator):
+    """Refitted in a thread, as on a GPU; a process takes seconds to start."""
+
+    background = "thread"
+
+
+def buffer(generator: type[DiffusionGenerator] = InThread, **options: Any) -> SyntheticReplayBuffer:
+    options = {"lag": 50, "refit": "background", "schedule": SCHEDULE, **options}
+    real = RingBuffer(SPEC, 1_000, device="cpu")
+    return SyntheticReplayBuffer(real, generator(SPEC, CONFIG, device="cpu"), **options)
+
+
+def learn(own: SyntheticReplayBuffer, calls: int, first: int = 0) -> list[torch.Tensor]:
+    """Add 25 rows and draw a batch, several times; return the batches."""
+    batches = []
+    for number in range(first, first + calls):
+        own.add(rows(seed=number))
+        batches.append(own.sample(8).rows.clone())
+    return batches
+
+
+def same_batches(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
+    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+# --- when rows are taken
+
+
+def test_rows_are_taken_after_the_lag_and_batches_are_real_until_then():
+    own, seen = buffer(), []
+    for number in range(10):
+        learn(own, 1, number)
+        seen.append((own.steps, own.refits, len(own.store)))
+    assert seen[4:6] == [(125, 0, 0), (150, 1, 300)]  # begun at 100
+    assert seen[8:10] == [(225, 1, 300), (250, 2, 300)]  # the schedule counts from the begin
+    assert own.last_refit is not None and own.last_refit.steps == 200
+    assert own.store_age == 50
+
+
+class UntilWaitedFor:
+    """Keeps the training of a buffer from starting until the learner waits for it."""
+
+    def __init__(self, own: SyntheticReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, engine = threading.Event(), own.generator._engine
+        train, wait = engine.train, BackgroundRefit.wait
+
+        def training(*arguments: Any) -> Any:
+            self.waits.wait()
+            return train(*arguments)
+
+        def waiting(pending: BackgroundRefit) -> None:
+            self.waits.set()
+            wait(pending)
+
+        monkeypatch.setattr(engine, "train", training)
+        monkeypatch.setattr(BackgroundRefit, "wait", waiting)
+
+
+def test_the_learner_waits_at_that_step_and_not_before(monkeypatch: pytest.MonkeyPatch):
+    own = buffer()
+    blocked = UntilWaitedFor(own, monkeypatch)
+    learn(own, 5)
+    assert not blocked.waits.is_set()  # the job is under way, and the learner goes on
+    assert own.refits == 0
+    learn(own, 1, 5)
+    assert blocked.waits.is_set()
+    assert own.refits == 1
+
+
+def test_two_runs_of_one_seed_agree_however_late_a_job_is(monkeypatch: pytest.MonkeyPatch):
+    one, two = buffer(), buffer()
+    early = learn(one, 14)
+    UntilWaitedFor(two, monkeypatch)
+    assert same_batches(early, learn(two, 14))
+    assert one.refits == two.refits == 3
+
+
+def test_a_refit_in_the_background_is_the_inline_one_later():
+    inline, own = buffer(refit="inline"), buffer()
+    learn(inline, 4)
+    learn(own, 6)
+    assert torch.equal(inline.store.rows, own.store.rows)
+    assert inline.last_refit is not None
+    seconds = inline.last_refit.fit_seconds + inline.last_refit.sample_seconds
+    assert inline.last_refit.pause_seconds == pytest.approx(seconds, rel=0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("device", ["process", "thread"])
+def test_the_default_lag_is_a_part_of_the_interval(device: str):
+    own = buffer(InThread if device == "thread" else DiffusionGenerator, lag=None, schedule=5_000)
+    assert own.lag == {"process": 2_500, "thread": 500}[device]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"refit": "later"}, "refit"), ({"lag": 0}, "lag"), ({"lag": 1.5}, "lag")]
+)
+def test_bad_options_are_refused(options: dict[str, Any], word: str):
+    with pytest.raises((TypeError, ValueError), match=word):
+        buffer(**options)
+
+
+class Plain:
+    """`fit` and `sample` alone, and a state that pickle cannot hold."""
+
+    spec = SPEC
+
+    def __init__(self, background: str) -> None:
+        self.background, self.function = background, lambda: None
+
+    def fit(self, transitions: Transitions) -> None:
+        """Nothing."""
+
+    def sample(self, n: int) -> Transitions:
+        return rows(n)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("background", ["process", "thread"])
+def test_a_generator_that_cannot_go_to_the_background_is_refused_at_the_door(background: str):
+    real = RingBuffer(SPEC, 100, device="cpu")
+    SyntheticReplayBuffer(real, Plain(background))
+    with pytest.raises(TypeError, match="inline"):
+        SyntheticReplayBuffer(real, Plain(background), refit="background")
+
+
+# --- what goes wrong
+
+
+def failing(*_: Any) -> Any:
+    raise DivergedError("diverged")
+
+
+def test_a_job_that_fails_is_told_and_the_old_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = RefitLog(folder=tmp_path)
+    own = buffer(on_refit=log)
+    learn(own, 6)
+    store = own.store.rows
+    with monkeypatch.context() as patch:
+        patch.setattr(own.generator._engine, "train", failing)
+        learn(own, 3, 6)
+        with pytest.warns(RuntimeWarning, match="step 200 failed.*diverged"):
+            learn(own, 1, 9)
+    assert own.store.rows is store
+    assert (log.failed, [entry["step"] for entry in read_history(tmp_path)]) == (1, [100, 200])
+    assert "diverged" in read_history(tmp_path)[1]["line"]
+    learn(own, 4, 10)
+    assert own.refits == 2  # the next one comes on schedule
+
+
+def test_hooks_get_failures_only_if_they_ask_for_them(monkeypatch: pytest.MonkeyPatch):
+    class Hook:
+        def __init__(self, takes_failures: bool) -> None:
+            self.takes_failures, self.reports = takes_failures, list[RefitReport]()
+
+        def __call__(self, report: RefitReport) -> None:
+            self.reports.append(report)
+
+    hooks = Hook(True), Hook(False)
+    for hook in hooks:
+        own = buffer(on_refit=hook)
+        monkeypatch.setattr(own.generator._engine, "train", failing)
+        with pytest.warns(RuntimeWarning, match="diverged"):
+            learn(own, 6)
+    assert [report.error for report in hooks[0].reports] == ["DivergedError: diverged"]
+    assert hooks[1].reports == []
+
+
+def test_a_job_that_another_refit_overtakes_is_told():
+    own = buffer()
+    learn(own, 4)
+    own.refit()
+    store = own.store.rows
+    with pytest.warns(RuntimeWarning, match="overtaken"):
+        learn(own, 1, 4)
+    learn(own, 1, 5)
+    assert own.refits == 1
+    assert own.store.rows is store
+
+
+def test_a_dropped_job_ends():
+    own = buffer()
+    learn(own, 4)
+    assert own._pending is not None
+    thread = own._pending._thread
+    own.clear()
+    with pytest.warns(RuntimeWarning, match="overtaken"):
+        learn(own, 1, 4)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+# --- saving in the middle
+
+
+@pytest.mark.parametrize("way", ["file", "pickle", "copy"])
+@pytest.mark.parametrize("calls", [4, 5, 6])
+def test_a_resumed_run_is_the_run(way: str, calls: int, tmp_path: Path):
+    whole, own = buffer(), buffer()
+    expected = learn(whole, 14)
+    learn(own, calls)
+    if way == "file":
+        own.save(tmp_path / "run")
+        again = buffer()
+        again.load(tmp_path / "run")
+    else:
+        again = pickle.loads(pickle.dumps(own)) if way == "pickle" else copy.deepcopy(own)
+    assert same_batches(learn(own, 14 - calls, calls), expected[calls:])  # goes on as if it had not been saved
+    assert same_batches(learn(again, 14 - calls, calls), expected[calls:])
+    assert again.refits == 3
+
+
+def test_a_failure_before_the_save_is_told_by_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own, again = buffer(), buffer()
+    with monkeypatch.context() as patch:
+        patch.setattr(own.generator._engine, "train", failing)
+        learn(own, 4)
+        own.save(tmp_path / "run")
+    again.load(tmp_path / "run")
+    learn(again, 1, 4)
+    with pytest.warns(RuntimeWarning, match="diverged"):
+        learn(again, 1, 5)
+
+
+def test_a_run_that_was_saved_in_the_background_goes_on_inline(tmp_path: Path):
+    own, inline = buffer(), buffer(refit="inline")
+    learn(own, 5)
+    own.save(tmp_path / "run")
+    inline.load(tmp_path / "run")
+    learn(inline, 1, 5)
+    assert inline.refits == 1
+    learn(inline, 2, 6)
+    assert (inline.refits, inline.steps) == (2, 200)
+
+
+def test_a_seed_given_meanwhile_is_that_of_the_model_afterwards():
+    own = buffer()
+    learn(own, 4)
+    own.reseed(5)
+    again = pickle.loads(pickle.dumps(own))
+    for each in (own, again):
+        learn(each, 2, 4)
+        assert (each.refits, each.generator.seed) == (1, 5)
+
+
+# --- processes
+
+
+def test_in_a_process_runs_agree_and_go_on_from_a_file(tmp_path: Path):
+    one, two = (buffer(DiffusionGenerator, relevance="curiosity") for _ in range(2))
+    expected = learn(one, 7)
+    learn(two, 5)
+    two.save(tmp_path / "run")
+    again = buffer(DiffusionGenerator, relevance="curiosity")
+    again.load(tmp_path / "run")
+    assert same_batches(learn(again, 2, 5), expected[5:])
+    assert one.refits == again.refits == 1
+    assert one.last_refit is not None and one.last_refit.relevance is not None
+    assert one._guide is not None and again._guide is not None
+    weights = [own._guide.relevance._model.weights for own in (one, again)]  # trained in the process, and back
+    assert torch.equal(*weights)
+
+
+def started(own: SyntheticReplayBuffer) -> int:
+    """Number of the process of the refit that is under way."""
+    assert own._pending is not None
+    process = own._pending.job._fit._compute.__self__
+    until = time.monotonic() + 60
+    while process.pid is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert process.pid is not None
+    return int(process.pid)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends within seconds."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True  # nobody waits for it here, because its parent was killed
+            os.kill(pid, 0)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
+def test_a_killed_process_is_told_and_a_dropped_one_ends():
+    own = buffer(DiffusionGenerator)
+    learn(own, 4)
+    os.kill(started(own), signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="SIGKILL"):
+        learn(own, 2, 4)
+    assert (own.refits, len(own.store)) == (0, 0)
+    learn(own, 2, 6)
+    pid = started(own)
+    own.clear()
+    with pytest.warns(RuntimeWarning, match="overtaken"):
+        learn(own, 1, 8)
+    assert has_ended(pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_computes_the_job_again():
+    own = buffer()
+    learn(own, 4)
+    child = os.fork()
+    if child == 0:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                learn(own, 2, 4)
+            os._exit(0 if own.refits == 1 else 1)
+        except BaseException:
+            os._exit(2)
+    learn(own, 2, 4)
+    assert os.waitpid(child, 0)[1] == 0
+    assert own.refits == 1
+
+
+SCRIPT = """
+import os, signal, sys, time
+sys.path.insert(0, {here!r})
+from synther_replay import DiffusionGenerator, GeneratorConfig
+from test_background import SPEC, buffer, learn, started
+
+own = buffer(DiffusionGenerator)
+learn(own, 4)
+print(started(own), flush=True)
+{ending}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("raise SystemExit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGINT); learn(own, 2, 4)", -signal.SIGINT),
+        # A fork that lives on holds the pipe to the process open.
+        ("(os.fork() or time.sleep(30)) and os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_the_process_ends_with_the_run(ending: str, code: int, tmp_path: Path):
+    script = tmp_path / "script.py"  # not guarded by `__name__`, as many scripts
+    script.write_text(textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), ending=ending))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    assert run.stdout is not None
+    pid = int(run.stdout.readline())
+    assert run.wait(60) == code
+    assert has_ended(pid)
+    assert not list(tmp_path.glob("synther-refit-*"))
