@@ -18,7 +18,7 @@ LIBRARY = [
     ("relevance",),
     ("replay", "model", "report"),
     ("generator",),
-    ("options", "watching"),
+    ("options", "watching", "distributed"),
     ("adapters",),
     ("cli",),
     ("__main__",),

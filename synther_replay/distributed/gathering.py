@@ -1,0 +1,67 @@
+"""Gathering: requests of several threads that are computed together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class _Entry(Generic[Request, Result]):
+    request: Request
+    result: Result | BaseException | None = None
+    is_done: threading.Event = field(default_factory=threading.Event)
+
+
+class Gathering(Generic[Request, Result]):
+    """Waits for `size` requests, or for `wait` seconds after the first, and computes them in one call.
+
+    >>> Gathering(lambda numbers: [2 * number for number in numbers], size=1, wait=0.0).submit(3)
+    6
+
+    Args:
+        compute: Returns a result for each request; one that is an exception is raised where the request came from.
+        size: Number of requests that are not waited beyond.
+        wait: Most seconds that the first request waits for the others.
+    """
+
+    def __init__(
+        self, compute: Callable[[Sequence[Request]], Sequence[Result | BaseException]], *, size: int, wait: float
+    ) -> None:
+        """Start without requests."""
+        self._compute, self._size, self._wait = compute, size, wait
+        self._waiting: list[_Entry[Request, Result]] = []
+        self._changed = threading.Condition()
+
+    def submit(self, request: Request) -> Result:
+        """Return the result of a request; the first of several computes for all."""
+        entry: _Entry[Request, Result] = _Entry(request)
+        with self._changed:
+            self._waiting.append(entry)
+            is_first = len(self._waiting) == 1
+            self._changed.notify_all()
+            if is_first:
+                self._changed.wait_for(lambda: len(self._waiting) >= self._size, self._wait)
+                gathered, self._waiting = self._waiting, []
+        if is_first:
+            self._answer(gathered)
+        entry.is_done.wait()
+        if isinstance(entry.result, BaseException):
+            raise entry.result
+        assert entry.result is not None  # after the event
+        return entry.result
+
+    def _answer(self, gathered: list[_Entry[Request, Result]]) -> None:
+        results: Sequence[Result | BaseException]
+        try:
+            results = self._compute([entry.request for entry in gathered])
+        except BaseException as error:  # of all of them
+            results = [error] * len(gathered)
+        for entry, result in zip(gathered, results, strict=True):
+            entry.result = result
+            entry.is_done.set()

@@ -1,0 +1,72 @@
+"""States of single generators as the state of a stack, and back.
+
+Every tensor of a state has a leading axis of the models, apart from the numbers of the calibrated columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+State = dict[str, Any]
+_OF_ALL = ("calibration", "columns")  # the tensor that the models share
+_OWN = ("seed", "draws", "rejected")  # entries in which states that can be stacked may differ
+
+
+def signature(state: State | None) -> str:
+    """Describe a state; states of equal signature can be stacked."""
+    if state is None:
+        return "not fitted"
+
+    def described(path: tuple[str, ...], value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.tolist() if path == _OF_ALL else [str(value.dtype), list(value.shape)]
+
+    own = {name: value for name, value in state.items() if name not in _OWN}
+    return repr(_mapped(described, own))
+
+
+def stacked(states: Sequence[State], seed: int) -> State:
+    """Return the state of a stack with this seed, of states of equal signature."""
+
+    def joined(path: tuple[str, ...], *values: Any) -> Any:
+        if not isinstance(values[0], Tensor) or path == _OF_ALL:
+            return values[0]
+        return torch.cat(values)
+
+    together: State = _mapped(joined, *states)
+    return together | {"stack": len(states), "seed": seed}
+
+
+def member(state: State, number: int) -> State:
+    """Return the state of one model of a stack."""
+
+    def own(path: tuple[str, ...], value: Any) -> Any:
+        if not isinstance(value, Tensor) or path == _OF_ALL:
+            return value
+        return value[number : number + 1].clone()
+
+    alone: State = _mapped(own, state)
+    return alone | {"stack": 1}
+
+
+def as_arrays(state: State) -> State:
+    """Return a state with arrays instead of tensors: the object store holds them without a copy."""
+    return _mapped(lambda _, value: value.cpu().numpy() if isinstance(value, Tensor) else value, state)  # type: ignore[no-any-return]
+
+
+def as_tensors(state: State) -> State:
+    """Return a state with tensors instead of arrays; they are copies, because the object store is read-only."""
+    return _mapped(lambda _, value: torch.tensor(value) if isinstance(value, np.ndarray) else value, state)  # type: ignore[no-any-return]
+
+
+def _mapped(function: Callable[..., Any], *trees: Any, path: tuple[str, ...] = ()) -> Any:
+    """Apply a function to path and values of all leaves of trees with equal keys."""
+    if not isinstance(trees[0], dict):
+        return function(path, *trees)
+    return {key: _mapped(function, *(tree[key] for tree in trees), path=(*path, key)) for key in trees[0]}

@@ -1,0 +1,119 @@
+"""RayGenerator with a real cluster: what it computes, and where it fits in."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from conftest import CONFIG, ON_SECOND, SPEC, transitions
+
+from synther_replay import DiffusionGenerator
+from synther_replay.distributed import RayGenerator, RayWorker
+from synther_replay.distributed.actor import SampleRequest
+from synther_replay.errors import NotFittedError
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def worker(cluster):
+    return RayWorker(**ON_SECOND)
+
+
+@pytest.fixture
+def generator(worker):
+    return RayGenerator(SPEC, CONFIG, seed=3, worker=worker)
+
+
+def test_it_gives_the_rows_of_a_generator_in_this_process(generator, cluster):
+    import ray
+
+    local = DiffusionGenerator(SPEC, CONFIG, device="cpu", seed=3)
+    for _ in range(2):
+        assert generator.fit(transitions()).losses == local.fit(transitions()).losses
+        assert torch.equal(generator.sample(300).rows, local.sample(300).rows)
+    assert torch.equal(generator.sample(50, seed=9).rows, local.sample(50, seed=9).rows)
+    actor = ray.get_actor(generator.worker.name, namespace="synther_replay")
+    there = ray.get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    assert there != ray.get_runtime_context().get_node_id()
+
+
+def test_rows_come_in_chunks(generator):
+    generator.fit(transitions())
+    *chunks, _ = generator.worker.sample(SampleRequest(generator.origin(generator._model), 700_000, 0))
+    assert len(chunks) == 2
+    assert np.concatenate(chunks).shape == (700_000, SPEC.dim)
+
+
+def test_its_files_are_those_of_the_generator_in_this_process(generator, tmp_path):
+    generator.fit(transitions())
+    generator.save(tmp_path / "model.safetensors")
+    local = DiffusionGenerator.load(tmp_path / "model.safetensors", device="cpu")
+    again = RayGenerator(SPEC, CONFIG, worker=generator.worker)
+    again.load_state_dict(local.state_dict())
+    expected = local.sample(100).rows
+    for one in (again, pickle.loads(pickle.dumps(generator)), copy.deepcopy(generator)):
+        assert torch.equal(one.sample(100).rows, expected)
+
+
+def test_conditions_and_jobs(generator):
+    returns = torch.linspace(0, 1, 600)
+    job = generator.begin(transitions(), condition=returns, weights=torch.ones(600))
+    assert not generator.is_fitted
+    job.run()
+    assert len(job.sample(10, condition=0.5, guidance=2.0)) == 10
+    generator.commit(job)
+    assert len(generator.sample(10, condition=0.5)) == 10
+    generator.revert(job)
+    assert not generator.is_fitted
+
+
+def test_errors_of_the_generator_are_its_own(generator):
+    with pytest.raises(ValueError, match="at least 32"):
+        generator.fit(transitions(10))
+    with pytest.raises(NotFittedError):
+        generator.sample(10)
+
+
+def test_learners_in_other_processes_share_the_actor(cluster):
+    import ray
+
+    worker = RayWorker(learners=2, wait=120.0, **ON_SECOND).start()
+    generators = [RayGenerator(SPEC, CONFIG, seed=seed, worker=worker) for seed in range(2)]
+
+    @ray.remote(num_cpus=0)
+    def learn(generator, rows):
+        report = generator.fit(rows)
+        return report.losses, generator.sample(10).rows.numpy(), generator
+
+    found = ray.get([learn.remote(one, transitions(seed=seed)) for seed, one in enumerate(generators)])
+    assert found[0][0] != found[1][0]
+    actor = ray.get_actor(worker.name, namespace="synther_replay")
+    sizes = ray.get(actor.__ray_call__.remote(lambda own: [stack for _, _, stack in own._generators]))
+    assert sizes == [2, 1]  # one stack for the fits, and a single one for the draws
+    assert len(found[0][2].sample(10)) == 10
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_stable_baselines3(worker):
+    sb3 = pytest.importorskip("stable_baselines3")
+    import gymnasium as gym
+
+    from synther_replay.adapters.sb3 import SynthERBuffer, transition_spec
+
+    env = gym.make("Pendulum-v1")
+    spec = transition_spec(env.observation_space, env.action_space)
+    options = {"generator": RayGenerator(spec, CONFIG, worker=worker), "schedule": {"every": 60, "start": 60}}
+    model = sb3.SAC(
+        "MlpPolicy", env, learning_starts=50, replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options
+    )
+    model.learn(200)
+    source = model.replay_buffer.source
+    assert source.refits == 3
+    assert len(source.store) > 0
+    again = pickle.loads(pickle.dumps(model.replay_buffer))
+    assert torch.equal(again.source.generator.sample(5).rows, source.generator.sample(5).rows)
