@@ -17,7 +17,7 @@ from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
 from synther_replay.common.seeding import derive_seed
 from synther_replay.config import GeneratorConfig
-from synther_replay.files import minari
+from synther_replay.files import minari, shards
 from synther_replay.files.formats import located
 from synther_replay.files.spool import Spool
 from synther_replay.files.table import SPEC
@@ -42,20 +42,21 @@ class Target:
     overwrite: bool
 
     @classmethod
-    def of(cls, out: str, *, overwrite: bool, source: str | None = None) -> Target:
+    def of(cls, out: str, *, overwrite: bool, source: str | None = None, in_shards: bool = False) -> Target:
         """Check that the output can be written.
 
         Args:
             out: The output, as given.
             overwrite: Whether it may replace another.
             source: The input, which it must not be.
+            in_shards: Whether it is a folder of Parquet files, whatever its name.
 
         Raises:
             ValueError: The format is unknown, or the output is the input.
             OSError: The output exists, or its folder does not exist or cannot be written.
             ImportError: A library of the format is missing.
         """
-        path, chosen = located(out, exists=False)
+        path, chosen = (Path(out), shards) if in_shards else located(out, exists=False)
         chosen.check_installed()
         if out.startswith("minari:"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,10 @@ class Target:
             raise PermissionError(f"{path}: folder {path.parent} is not writable")
         if source is not None and located(source, exists=True)[0].resolve() == path.resolve():
             raise ValueError(f"{path}: is the input; write to another file")
-        if path.is_dir() and any(path.iterdir()) and not (chosen is minari and minari.is_folder(path)):
+        if in_shards and path.is_file():
+            raise FileExistsError(f"{path}: is a file; shards need a folder")
+        is_ours = chosen in (minari, shards) and chosen.is_folder(path)
+        if path.is_dir() and any(path.iterdir()) and not is_ours:
             raise FileExistsError(f"{path}: is a folder of other files and not replaced")
         target = cls(path, chosen.NAME, overwrite)
         target.check_free()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ except ImportError:  # Windows, where two commands for one output are not detect
     fcntl = None  # type: ignore[assignment]
 
 _MANIFEST, _MODEL, _ROWS = "manifest.json", "model.safetensors", "rows.spool"
+_SHARDS, _ENTRIES, _OLD = "shards", "entries", "old"  # folders of an output in shards
 
 
 class WorkFolder:
@@ -52,13 +54,15 @@ class WorkFolder:
         if not self.is_continued:
             self.model.unlink(missing_ok=True)
             self.rows.unlink(missing_ok=True)
+            for folder in (_SHARDS, _ENTRIES):
+                shutil.rmtree(self.path / folder, ignore_errors=True)
             with replacing(self.path / _MANIFEST) as temporary:
                 temporary.write_text(json.dumps(manifest))
 
     @classmethod
     def is_left(cls, output: Path) -> bool:
         """Whether a model or rows wait for the same command to be given again."""
-        return any((_folder(output) / name).exists() for name in (_MODEL, _ROWS))
+        return any((_folder(output) / name).exists() for name in (_MODEL, _ROWS, _SHARDS))
 
     @property
     def model(self) -> Path:
@@ -69,6 +73,25 @@ class WorkFolder:
     def rows(self) -> Path:
         """Path of the rows so far."""
         return self.path / _ROWS
+
+    @property
+    def shards(self) -> Path:
+        """Path of the shards so far; their entries are beside it."""
+        return self.path / _SHARDS
+
+    def deliver_shards(self, output: Path) -> None:
+        """Move the folder of shards to the output; an old one goes in the same moment, or comes back."""
+        old = self.path / _OLD
+        if output.exists():
+            os.replace(output, old)
+        try:
+            os.replace(self.shards, output)
+        except BaseException:
+            if old.exists():
+                os.replace(old, output)
+            raise
+        for folder in (old, self.path / _ENTRIES):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         """Remove the folder, unless it has other files; the output is complete."""

@@ -52,6 +52,7 @@ class RayGenerator:
 
     min_rows = DiffusionGenerator.min_rows
     stack = 1
+    background = "thread"  # `refit="background"` only has to wait for the actor
 
     def __init__(
         self,

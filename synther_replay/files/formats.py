@@ -1,11 +1,11 @@
-"""Which format a path has: by its suffix; a folder, or a name, is a data set of Minari."""
+"""Which format a path has: by its suffix; a folder has Parquet files or is, as a name is, a data set of Minari."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from synther_replay.files import hdf5, minari, npz, parquet
+from synther_replay.files import hdf5, minari, npz, parquet, shards
 from synther_replay.files.table import Format
 
 _BY_SUFFIX: dict[str, Format] = {suffix: module for module in (hdf5, npz, parquet) for suffix in module.SUFFIXES}
@@ -39,8 +39,10 @@ def located(path: str | os.PathLike[str], *, exists: bool) -> tuple[Path, Format
             return located(minari.PREFIX + text, exists=True)
         raise FileNotFoundError(f"{text}: no such file")
     if exists and place.is_dir():
+        if shards.is_folder(place):
+            return place, shards
         if not minari.is_folder(place):
-            raise ValueError(f"{text}: a folder without a data set of Minari (data/metadata.json)")
+            raise ValueError(f"{text}: a folder without Parquet files or a data set of Minari (data/metadata.json)")
         return place, minari
     if known is None and not place.suffix and not exists:
         return place, minari

@@ -10,9 +10,14 @@ from synther_replay.cli import options
 from synther_replay.cli.fitting import fit_rows, open_source
 from synther_replay.cli.generation import Target, generate, manifest_of, origin_of, sized
 from synther_replay.cli.output import Output
+from synther_replay.cli.sharded import Engine, generate_shards
 from synther_replay.cli.work import WorkFolder
+from synther_replay.distributed.sharding import ShardPlan
+from synther_replay.distributed.worker import ray as check_ray
 from synther_replay.errors import CheckpointError
 from synther_replay.generator import DiffusionGenerator
+
+_SHARDS = 64  # with --engine ray, if nothing else is asked for
 
 
 def upsample(
@@ -26,6 +31,12 @@ def upsample(
     changes: options.Changes = None,
     episode_steps: options.EpisodeSteps = None,
     window: options.Window = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Write a folder of N Parquet files instead of one file.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Who makes the shards: this process, or a cluster of Ray.")
+    ] = Engine.local,
     overwrite: options.Overwrite = False,
     as_json: options.Json = False,
 ) -> None:
@@ -38,6 +49,7 @@ def upsample(
         synther upsample D4RL/pen/human-v2 minari:pen/synthetic-v0 --times 10
         synther upsample replay.npz more.npz --rows 1M --preset offline --device cuda
         synther upsample replay.npz more.npz --times 2 --set steps=20000 --json
+        synther upsample replay.npz more/ --rows 100M --engine ray --shards 64
     """
     if (rows is None) == (times is None):
         raise typer.BadParameter("expected one of --rows and --times", param_hint="--rows")
@@ -46,11 +58,15 @@ def upsample(
     place = options.device_of(device)
     config = options.config_of(preset, changes, place)
     output = Output(as_json=as_json)
-    target = Target.of(out, overwrite=overwrite, source=source)
+    if engine is Engine.ray:
+        shards = shards or _SHARDS
+        check_ray()
+    target = Target.of(out, overwrite=overwrite, source=source, in_shards=shards is not None)
     real = open_source(source, episode_steps, window, output)
     if rows is None:
         assert times is not None
         rows = max(1, round(times * real.count))
+    plan = None if shards is None else ShardPlan(rows, shards, seed)
     manifest = manifest_of(
         data=real.digest(),
         config=config.to_json(),
@@ -59,6 +75,7 @@ def upsample(
         device=place.type,
         rows=rows,
         format=target.format,
+        shards=shards,
     )
     work = WorkFolder(target.path, manifest)
     generator, figures = _continued(work, str(place)), None
@@ -69,7 +86,10 @@ def upsample(
     real_rows = real.count
     del real  # the rows asked for may need the memory
     origin = {**origin_of(generator, source, seed), "real_rows": real_rows}
-    written = generate(generator, target, rows, seed, origin, work, output)
+    if plan is None:
+        written = generate(generator, target, rows, seed, origin, work, output)
+    else:
+        written = generate_shards(generator, target, plan, engine, origin, work, output)
     values: dict[str, Any] = {
         "input": source,
         "real_rows": real_rows,

@@ -1,0 +1,173 @@
+"""Generating rows in shards: files that do not depend on who makes them, where, when and how often.
+
+Every shard has its own seeds, and takes its name only when it is complete. A shard that was lost with its worker is
+made again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synther_replay.common.checks import whole_number
+from synther_replay.common.seeding import derive_seed
+from synther_replay.data.transitions import Transitions
+from synther_replay.distributed.worker import ray
+from synther_replay.files import parquet, shards
+from synther_replay.files.table import block_rows
+from synther_replay.generator import DiffusionGenerator
+from synther_replay.persistence.atomic import replacing
+
+_STREAM = 13  # of the seeds of shards; the generator itself and blocks of single files use smaller numbers
+
+Entry = dict[str, Any]
+"""A finished shard, as in the manifest."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """How rows are divided.
+
+    >>> [ShardPlan(10, 3, seed=0).size(shard) for shard in range(3)]
+    [4, 3, 3]
+
+    Attributes:
+        rows: Number of rows in all.
+        count: Number of shards.
+        seed: Seed of the rows.
+    """
+
+    rows: int
+    count: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check that no shard is empty."""
+        whole_number("shards", self.count)
+        if self.count > self.rows:
+            raise ValueError(f"shards: expected at most one per row, got {self.count} for {self.rows} rows")
+
+    def size(self, shard: int) -> int:
+        """Number of rows of a shard."""
+        return self.rows // self.count + (shard < self.rows % self.count)
+
+    def block_seed(self, shard: int, block: int) -> int:
+        """Seed of a block of rows of a shard."""
+        return derive_seed(self.seed, _STREAM, shard, block)
+
+
+class ShardWriter:
+    """Writes shards of a fitted generator.
+
+    Args:
+        model: File of the generator.
+        folder: Where the shards are written; all nodes of a cluster must see it under this path. Entries of complete
+            shards are in the folder ``entries`` beside it.
+        plan: How rows are divided.
+        about: What every file tells of its origin.
+        device: Torch device.
+    """
+
+    def __init__(self, model: str, folder: str, plan: ShardPlan, about: Mapping[str, Any], device: str) -> None:
+        """Load the generator."""
+        self._generator = DiffusionGenerator.load(model, device=device)
+        self._folder, self._plan, self._about = Path(folder), plan, about
+
+    def __call__(self, row: Mapping[str, Any]) -> Entry:
+        """Write the shard of a number, ``row["shard"]``; returns its entry."""
+        return self.write(int(row["shard"]))
+
+    def write(self, shard: int) -> Entry:
+        """Write a shard, and its entry beside it; returns the entry."""
+        file, rows = self._folder / shards.name_of(shard, self._plan.count), self._plan.size(shard)
+        first = self._block(shard, 0)  # written twice would be generated twice
+
+        def blocks() -> Iterator[Transitions]:
+            yield first
+            yield from (self._block(shard, number) for number in range(1, -(-rows // self._block_size)))
+
+        parquet.write(file, rows, blocks, {**self._about, "shard": shard})
+        entry = shards.describe(file, rows)
+        _entry_file(file).parent.mkdir(exist_ok=True)
+        with replacing(_entry_file(file)) as temporary:
+            temporary.write_text(json.dumps(entry))
+        return entry
+
+    @property
+    def _block_size(self) -> int:
+        return block_rows(self._generator.spec.dim)
+
+    def _block(self, shard: int, number: int) -> Transitions:
+        rows = min(self._block_size, self._plan.size(shard) - number * self._block_size)
+        return self._generator.sample(rows, seed=self._plan.block_seed(shard, number))
+
+
+def finished(folder: Path, plan: ShardPlan) -> dict[int, Entry]:
+    """Entries of the shards in a folder that are complete and have the bytes that were written."""
+    found = {}
+    for shard in range(plan.count):
+        file = folder / shards.name_of(shard, plan.count)
+        try:
+            entry = json.loads(_entry_file(file).read_text())
+            if entry == shards.describe(file, plan.size(shard)):
+                found[shard] = entry
+        except (OSError, ValueError):  # not there, or damaged: it is made again
+            continue
+    return found
+
+
+def write_here(numbers: Iterable[int], **writer: Any) -> Iterator[Entry]:
+    """Write shards one after the other in this process; `writer`: arguments of `ShardWriter`."""
+    own = ShardWriter(**writer)
+    return (own.write(shard) for shard in numbers)
+
+
+def write_by_ray(numbers: Iterable[int], *, num_gpus: float, **writer: Any) -> Iterator[Entry]:
+    """Write shards on all nodes of a cluster, by Ray Data; entries come in any order.
+
+    Ray Data places the work, scales the number of its workers and repeats what was lost with one. It does not write the
+    files: those of its `write_parquet` have random names and lengths, and remain when a command is killed.
+
+    Raises:
+        FileNotFoundError: A node wrote a shard that cannot be seen here.
+    """
+    asked = [{"shard": shard} for shard in numbers]
+    if not asked:
+        return
+    module, data = ray(), _quiet_ray_data()
+    if not module.is_initialized():
+        module.init(log_to_driver=False, logging_level=logging.WARNING)
+    total = module.cluster_resources()
+    most = total.get("GPU", 0) / num_gpus if num_gpus else total.get("CPU", 1)
+    done = data.from_items(asked, override_num_blocks=len(asked)).map(
+        ShardWriter,
+        fn_constructor_kwargs=writer,
+        num_gpus=num_gpus or None,
+        compute=data.ActorPoolStrategy(min_size=1, max_size=max(1, min(len(asked), int(most)))),
+    )
+    for entry in done.iter_rows():
+        if not (Path(writer["folder"]) / entry["file"]).is_file():
+            raise FileNotFoundError(
+                f"{writer['folder']}: a node wrote {entry['file']}, which is not here; all nodes must share this folder"
+            )
+        yield entry
+
+
+def _quiet_ray_data() -> Any:
+    """Import Ray Data without its progress bars and its advice to its own developers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray.data as data
+
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        data.DataContext.get_current().enable_progress_bars = False
+    return data
+
+
+def _entry_file(file: Path) -> Path:
+    return file.parent.with_name("entries") / f"{file.name}.json"

@@ -1,0 +1,177 @@
+"""`synther upsample --shards`: the same bytes whoever makes them, resumable by shard, readable by Arrow and by us."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_data import ENVIRONMENT, SETTINGS, arrays, command
+
+from synther_replay.distributed.sharding import ShardPlan
+from synther_replay.errors import GenerationError
+from synther_replay.files import open_file, read, shards
+
+ROWS, SHARDS = 1_003, 4
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def made(tmp_path, data, synther_json):
+    """A folder of shards that this process made."""
+    out = tmp_path / "made"
+    printed = synther_json("upsample", data, out, "--rows", ROWS, "--shards", SHARDS, *SETTINGS)
+    assert (printed["rows"], printed["shards"], printed["engine"]) == (ROWS, SHARDS, "local")
+    assert not (tmp_path / "made.partial").exists()
+    return out
+
+
+def test_rows_are_divided_exactly():
+    for rows, count in ((10, 3), (64, 64), (1_000_003, 64)):
+        plan = ShardPlan(rows, count, seed=0)
+        sizes = [plan.size(shard) for shard in range(count)]
+        assert sum(sizes) == rows
+        assert max(sizes) - min(sizes) <= 1
+    seeds = {
+        ShardPlan(100, 10, seed).block_seed(shard, block) for seed in (0, 1) for shard in (0, 1) for block in (0, 1)
+    }
+    assert len(seeds) == 8
+    with pytest.raises(ValueError, match="at most one per row"):
+        ShardPlan(3, 4, seed=0)
+
+
+def test_shards_are_read_as_one_file(made, synther_json):
+    dataset = pytest.importorskip("pyarrow.dataset")
+    file = open_file(made)
+    assert (file.rows, file.about["seed"], len(read(made))) == (ROWS, 0, ROWS)
+    table = dataset.dataset(made, format="parquet").to_table()
+    assert np.array_equal(np.stack(table["observations"].to_numpy()), read(made).observations.numpy())
+    rows = read(made).rows
+    assert len(np.unique(rows.numpy(), axis=0)) == ROWS  # no shard repeats another
+    assert synther_json("info", made)["rows"] == ROWS
+
+
+def test_the_manifest_has_checksums(made):
+    manifest = json.loads((made / shards.MANIFEST).read_text())
+    assert (manifest["rows"], manifest["seed"], len(manifest["shards"])) == (ROWS, 0, SHARDS)
+    assert {entry["file"]: entry["sha256"] for entry in manifest["shards"]}.items() <= digests(made).items()
+    assert shards.verify(made) == ROWS
+    file = made / shards.name_of(2, SHARDS)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(GenerationError, match="part-00002"):
+        shards.verify(made)
+    file.unlink()
+    with pytest.raises(ValueError, match="part-00002"):
+        open_file(made)
+
+
+def test_hugging_face_reads_them(made, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    found = datasets.load_dataset(str(made), split="train", cache_dir=str(tmp_path / "cache"))
+    assert len(found) == ROWS
+    assert set(found.column_names) == {"observations", "actions", "rewards", "next_observations", "terminals"}
+
+
+def test_folders_of_other_files_stay(tmp_path, data, synther, made):
+    before = digests(made)
+    again = "upsample", data, made, "--rows", 10, "--shards", 2, *SETTINGS
+    assert "exists" in synther(*again).stderr
+    assert digests(made) == before
+    assert synther(*again, "--overwrite").returncode == 0
+    assert len(read(made)) == 10
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    assert synther("upsample", data, other, "--rows", 10, "--shards", 2, "--overwrite", *SETTINGS).returncode == 1
+    assert (other / "thesis.tex").exists()
+
+
+def test_without_ray_it_says_what_to_install(tmp_path, data, synther, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    done = synther("upsample", data, tmp_path / "out", "--rows", 10, "--engine", "ray", *SETTINGS)
+    assert done.returncode == 1
+    assert "synther-replay[ray]" in done.stderr
+
+
+def killed(arguments, folder: Path, shards_before: int) -> None:
+    """Kill the command when so many shards are there."""
+    process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    entries = folder.with_name(f"{folder.name}.partial") / "entries"
+    while process.poll() is None and len(list(entries.glob("part-*.json"))) < shards_before:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_with_the_missing_shards(tmp_path, data, synther_json):
+    settings = "--rows", 400_000, "--shards", 20, *SETTINGS
+    synther_json("upsample", data, tmp_path / "whole", *settings)
+    arguments = "upsample", data, tmp_path / "killed", *settings
+    killed(arguments, tmp_path / "killed", 3)
+    partial = tmp_path / "killed.partial"
+    entry = next((partial / "entries").glob("part-*.json"))
+    damaged = partial / "shards" / entry.name.removesuffix(".json")
+    damaged.write_bytes(b"damaged")
+    printed = synther_json(*arguments)
+    assert 40_000 <= printed["resumed_rows"] < 400_000
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ray_makes_the_same_bytes_whoever_is_killed(tmp_path, data, synther, synther_json):
+    ray, psutil = pytest.importorskip("ray"), pytest.importorskip("psutil")
+    settings = "--rows", 400_000, "--shards", 10, *SETTINGS
+    synther_json("upsample", data, tmp_path / "here", *settings)
+    by_ray, victims = tmp_path / "by_ray", []
+
+    def kill_a_worker() -> None:
+        while not list((tmp_path / "by_ray.partial" / "entries").glob("part-*.json")):
+            time.sleep(0.01)
+        for process in psutil.process_iter(["cmdline"]):
+            if "MapWorker" in " ".join(process.info["cmdline"] or ()) and process.parent().parent() == psutil.Process():
+                victims.append(process.pid)
+                process.kill()
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    killer = threading.Thread(target=kill_a_worker, daemon=True)
+    killer.start()
+    try:
+        done = synther("upsample", data, by_ray, "--engine", "ray", *settings)
+    finally:
+        ray.shutdown()
+    assert done.returncode == 0, done.stderr
+    killer.join()
+    assert victims
+    assert digests(by_ray) == digests(tmp_path / "here")
+
+
+@pytest.mark.soak
+def test_a_killed_cluster_leaves_shards_that_another_engine_goes_on_with(tmp_path, data, synther_json):
+    settings = "--rows", 400_000, "--shards", 10, *SETTINGS
+    synther_json("upsample", data, tmp_path / "here", *settings)
+    arguments = "upsample", data, tmp_path / "killed", *settings
+    killed((*arguments, "--engine", "ray"), tmp_path / "killed", 2)
+    assert synther_json(*arguments)["resumed_rows"] >= 80_000
+    assert digests(tmp_path / "killed") == digests(tmp_path / "here")
+
+
+def test_plain_folders_of_parquet_files_are_read(tmp_path):
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    for number in range(2):
+        rows = {key: list(values) for key, values in arrays(50, seed=number).items()}
+        parquet.write_table(arrow.table(rows), tmp_path / f"{number}.parquet")
+    assert len(read(tmp_path)) == 100
+    parquet.write_table(arrow.table({"observations": [[0.0]]}), tmp_path / "2.parquet")
+    with pytest.raises(ValueError, match=r"2\.parquet"):
+        read(tmp_path)
