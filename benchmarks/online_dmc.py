@@ -51,6 +51,7 @@ from synther_replay.benchmarks.online.run import run_to_file
 from synther_replay.benchmarks.online.settings import ALGORITHMS, Settings
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.relevance.guidance import NAMES as RELEVANCES
+from synther_replay.replay.background import REFIT_MODES
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices are small, and there is one process per core
 
@@ -96,6 +97,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--relevance", metavar="NAME", help=f"guide generation to relevant rows: one of {', '.join(RELEVANCES)}"
     )
+    parser.add_argument(
+        "--refit",
+        choices=REFIT_MODES,
+        default=REFIT_MODES[0],
+        help="whether the learner waits for refits or goes on in the background (%(default)s)",
+    )
+    parser.add_argument("--lag", type=int, help="environment steps until rows of a refit in the background are taken")
     parser.add_argument("--guidance", type=float, help="weight of the relevance (2)")
     parser.add_argument("--top", type=float, help="share of real rows that count as relevant (0.25)")
     parser.add_argument("--guided-share", type=float, help="share of synthetic rows that are guided (1)")
@@ -128,6 +136,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if not algorithm.synthetic:
         defaults["preset"] = None
     names = ("critic", "preset", "seeds", "steps", "utd", "random_steps", "episodes", "first_seed", "real_ratio")
+    names += ("refit", "lag")
     given = {name: getattr(args, name) for name in names}
     schedule = {"start": args.first_refit, "every": args.refit_every, "rows": args.rows}
     relevance = {"name": args.relevance, "top": args.top, "guidance": args.guidance, "share": args.guided_share}
@@ -186,7 +195,8 @@ def main() -> int:
             return exit_with_error(2, error)
     wall = run.progress.wall_seconds()
     share = (wall["fit"] + wall["generate"]) / wall["total"]
-    print(f"{path}: finished in {wall['total']:.0f} s, {share:.0%} of it fitting and sampling the generator")
+    waiting = "waiting for refits" if settings.in_background else "fitting and sampling the generator"
+    print(f"{path}: finished in {wall['total']:.0f} s, {share:.1%} of it {waiting}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,15 @@ from synther_replay.common.seeding import derive_seed
 from synther_replay.model.fitting import FitReport
 from synther_replay.relevance.critics import TDError, Value
 from synther_replay.relevance.guide import Guide, Plan, plan_for
+from synther_replay.replay.background import (
+    BackgroundRefit,
+    default_lag,
+    new_background_fit,
+    restored_refit,
+    where_of,
+)
+from synther_replay.replay.fits import Fit
+from synther_replay.replay.refitting import RefitJob, RefitReport
 
 _LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
 
@@ -37,6 +47,7 @@ class Agents:
     Attributes:
         observations: Inputs of the next actions, ``(M, O)`` on the CPU.
         actions: The next actions, ``(M, A)`` on the CPU.
+        pending: The refit in the background that is under way; None: there is none.
     """
 
     def __init__(self, settings: Settings, task: Task, device: torch.device) -> None:
@@ -60,6 +71,8 @@ class Agents:
         guidance = settings.guidance()
         self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
         self.plan: Plan | None = None  # of the last refit
+        self.pending: BackgroundRefit | None = None
+        self._lag = settings.lag
         if self.guide and isinstance(self.guide.relevance, TDError | Value):
             critic = CriticValues(self.learner)
             self.guide.relevance.attach(q=critic.q, value=critic.value, gamma=critic.gamma)
@@ -132,6 +145,45 @@ class Agents:
         self.replay.replace_synthetic(draw(rows) if self.plan is None else self.plan.sample(draw, rows))
         synchronise(self.device)
 
+    @property
+    def lag(self) -> int:
+        """Environment steps until the rows of a refit in the background are taken."""
+        assert self.generator is not None and self.schedule is not None
+        return self._lag or default_lag(self.schedule, where_of(self.generator))
+
+    def begin_refit(self) -> None:
+        """Begin a refit in the background with the real transitions of now."""
+        begun = time.monotonic()
+        assert self.generator is not None and self.schedule is not None
+        steps, rows = self.replay.count, self.schedule.rows
+        real = Transitions(self.spec, self.replay.transitions().rows.clone())
+        fit = new_background_fit(
+            self.generator, self.guide, real, {"progress": False}, rows=rows, steps=steps, device=self.device
+        )
+        job = self._job_of(fit, steps)
+        job.paused = time.monotonic() - begun
+        self.pending = BackgroundRefit(job, steps + self.lag, self.device)
+
+    def _job_of(self, fit: Fit, steps: int) -> RefitJob:
+        assert self.schedule is not None
+        return RefitJob(fit, rows=self.schedule.rows, check=Transitions.check, steps=steps, real_rows=steps)
+
+    def take_refit(self) -> RefitReport:
+        """Wait for the refit in the background and replace model and synthetic transitions."""
+        assert self.pending is not None
+        begun = time.monotonic()
+        self.pending.wait()
+        pending, self.pending = self.pending, None
+        if pending.error is not None:
+            raise pending.error
+        job = pending.job
+        report = job.run()
+        assert job.fresh is not None  # after run
+        job.take_model()
+        self.plan = job.plan
+        self.replay.replace_synthetic(job.fresh)
+        return replace(report, pause_seconds=job.paused + time.monotonic() - begun)
+
     def value_estimates(self) -> dict[str, list[float]]:
         """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``.
 
@@ -159,6 +211,7 @@ class Agents:
             "replay": self.replay.state_dict(),
             "generator": self.generator.state_dict() if self.generator else None,
             "relevance": self.guide.state_dict() if self.guide else None,
+            "pending": self.pending.state_dict(self.generator, self.guide) if self.pending and self.generator else None,
             "actions": self.actions,
             "observations": self.observations,
         }
@@ -171,5 +224,9 @@ class Agents:
             self.generator.load_state_dict(state["generator"])
         if self.guide:
             self.guide.load_state_dict(state["relevance"])
+        if self.generator and (pending := state.get("pending")):
+            self.pending = restored_refit(
+                pending, self.spec, self.generator, self.guide, lambda fit, steps, _: self._job_of(fit, steps)
+            )
         self.actions.copy_(state["actions"])
         self.observations.copy_(state["observations"])

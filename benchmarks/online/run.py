@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from synther_replay import RetrainSchedule
 from synther_replay.benchmarks.agents.evaluation import Evaluator
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.agents.policy import save_policies
@@ -37,6 +38,7 @@ from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import advice, out_of_range
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
+from synther_replay.model.fitting import FitReport
 
 KIND = "online run"
 CHUNK = 500  # environment steps between points at which a checkpoint can be saved
@@ -129,6 +131,8 @@ class OnlineRun:
                 checkpoint_every=checkpoint_every,
             )
             if ended:
+                if self.agents.pending is not None:
+                    self.agents.pending.drop()  # nothing is trained on its rows
                 self._collect(evaluator, wait=True)
                 synchronise(self.device)
         return ended
@@ -175,8 +179,8 @@ class OnlineRun:
             with progress.clock("learner"):
                 self._store(after)
             # no refit after the last step: nothing is trained on its rows
-            if agents.schedule and not self.finished and agents.schedule.is_due(progress.step, progress.last_refit):
-                self._refit()
+            if agents.schedule and not self.finished:
+                self._refit_if_due(agents.schedule)
             if progress.step in evaluations:
                 with progress.clock("evaluate"):
                     weights = agents.learner.policy_weights()
@@ -213,6 +217,40 @@ class OnlineRun:
         if self.progress.step >= self.settings.random_steps:
             self.agents.act()
 
+    def _refit_if_due(self, schedule: RetrainSchedule) -> None:
+        progress, settings, pending = self.progress, self.settings, self.agents.pending
+        if pending is not None:
+            if progress.step >= pending.at:
+                self._take_refit()
+        elif schedule.is_due(progress.step, progress.last_refit):
+            if not settings.in_background:
+                self._refit()
+                return
+            if progress.step + self.agents.lag >= settings.steps:
+                return  # nothing would be trained on its rows
+            progress.last_refit = progress.step
+            with progress.clock("fit"):
+                self.agents.begin_refit()
+
+    def _take_refit(self) -> None:
+        """Take the rows of a refit in the background; keep the old ones if it failed."""
+        progress = self.progress
+        try:
+            with progress.clock("fit"):
+                report = self.agents.take_refit()
+        except Exception as error:
+            warnings.warn(
+                f"refit begun at step {progress.last_refit} failed: {error}; keeping the previous synthetic rows",
+                stacklevel=2,
+            )
+            return
+        self._note_refit(
+            report.steps,
+            report.fit,
+            pause_seconds=round(report.pause_seconds or 0.0, 4),
+            job_seconds=round(report.fit_seconds + report.sample_seconds, 4),
+        )
+
     def _refit(self) -> None:
         """Refit the generator and replace the synthetic rows; keep the old rows if it diverged or ran out of memory."""
         progress = self.progress
@@ -229,10 +267,14 @@ class OnlineRun:
                 f"refit at step {progress.step} failed: {error}; keeping the previous synthetic rows", stacklevel=2
             )
             return
-        entry = {"step": progress.step, "steps": report.steps, "held_out_loss": report.held_out_loss}
+        self._note_refit(progress.step, report)
+
+    def _note_refit(self, step: int, report: FitReport, **seconds: float) -> None:
+        """Keep what a refit begun at a step reports."""
+        entry = {"step": step, "steps": report.steps, "held_out_loss": report.held_out_loss, **seconds}
         if plan := self.agents.plan:
             entry["relevance"] = asdict(plan.report)
-        progress.fits.append(entry)
+        self.progress.fits.append(entry)
         self._prepare_learner()
 
     def _prepare_learner(self) -> None:
@@ -297,7 +339,13 @@ class OnlineRun:
                 stacklevel=2,
             )
             saved[:] = restored
-        self.report(f"resumed at step {progress.step:,}")
+        refit = ""
+        if pending := self.agents.pending:
+            refit = (
+                f"; the refit begun at step {pending.job.steps:,} was waited for when the checkpoint was saved, its "
+                f"rows are taken at step {pending.at:,}"
+            )
+        self.report(f"resumed at step {progress.step:,}{refit}")
 
 
 def _spread(returns: list[float | None]) -> str:

@@ -13,6 +13,7 @@ from synther_replay.benchmarks.common.generator_settings import PRESETS, build_g
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
 from synther_replay.relevance.guidance import Guidance
+from synther_replay.replay.background import REFIT_MODES, is_background
 from synther_replay.replay.mixing import check_real_ratio
 
 
@@ -57,6 +58,8 @@ class Settings:
         critic: One of `agents.named_critics.CRITICS`.
         agent: Hyper-parameters of the learner that differ from those of algorithm and critic.
         relevance: What generation is guided by, a mapping as in `Guidance.of`; empty: not guided.
+        refit: Whether the learner waits for refits, ``"inline"``, or goes on, ``"background"``.
+        lag: Environment steps until the rows of a refit in the background are taken; None: as in `SourceOptions`.
     """
 
     env: str
@@ -74,6 +77,8 @@ class Settings:
     critic: str = PLAIN
     agent: dict[str, Any] = field(default_factory=dict)
     relevance: dict[str, Any] = field(default_factory=dict)
+    refit: str = REFIT_MODES[0]
+    lag: int | None = None
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -90,12 +95,16 @@ class Settings:
             self.retrain_schedule()
             self.generator_config()
             self.guidance()
-        elif self.preset or self.schedule or self.generator or self.relevance:
-            given = {name: getattr(self, name) for name in ("preset", "schedule", "generator", "relevance")}
-            shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+            if self.lag is not None and not self.in_background:
+                raise ValueError(f"lag: applies to refit='background' only, got {self.lag!r}")
+            if self.lag is not None:
+                whole_number("lag", self.lag)
+        elif self.preset or self.schedule or self.generator or self.relevance or self.in_background or self.lag:
+            names = ("preset", "schedule", "generator", "relevance", "refit", "lag")
+            shown = ", ".join(f"{name}={value!r}" for name in names if (value := getattr(self, name)))
             raise ValueError(
-                f"algo: {self.algo} has no generator, so preset, schedule, generator and relevance do not apply, "
-                f"got {shown}"
+                f"algo: {self.algo} has no generator, so preset, schedule, generator, relevance, refit and lag do not "
+                f"apply, got {shown}"
             )
 
     @property
@@ -104,10 +113,16 @@ class Settings:
         return ALGORITHMS[self.algo].synthetic
 
     @property
+    def in_background(self) -> bool:
+        """Whether the learner goes on during refits."""
+        return is_background(self.refit)
+
+    @property
     def name(self) -> str:
-        """Algorithm, preset, critic and relevance, used as file name; the plain critic has no part in it."""
+        """Algorithm, preset, critic, relevance and background, used as file name; what is usual has no part in it."""
         critic = None if self.critic == PLAIN else self.critic
-        return "-".join(part for part in (self.algo, self.preset, critic, self.relevance.get("name")) if part)
+        refit = self.refit if self.in_background else None
+        return "-".join(part for part in (self.algo, self.preset, critic, self.relevance.get("name"), refit) if part)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Hyper-parameters of the learner that differ from the defaults."""
@@ -143,6 +158,8 @@ class Settings:
         for name in ("agent", "relevance"):
             if not values[name]:
                 del values[name]
+        if not self.in_background:
+            del values["refit"], values["lag"]
         if self.synthetic:
             values["schedule"] = asdict(self.retrain_schedule())
             values["generator"] = self.generator_config().to_json()

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
+import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 
 from synther_replay.common.cancelling import cancelled_by
 from synther_replay.common.checks import whole_number
+from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, Schedule
 from synther_replay.relevance.guide import Guide
-from synther_replay.replay.fits import has_jobs
-from synther_replay.replay.process import check_portable
-from synther_replay.replay.refitting import RefitJob
+from synther_replay.replay.fits import Fit, MakePlan, RefitResult, ResultFit, has_jobs
+from synther_replay.replay.process import RefitProcess, check_portable, threads_of_a_process
+from synther_replay.replay.refitting import RefitJob, new_fit
+from synther_replay.replay.worker import RefitTask
+
+logger = logging.getLogger(__name__)
 
 Where = Literal["thread", "process"]
 REFIT_MODES = ("inline", "background")
@@ -53,6 +60,42 @@ def check_background(generator: Generator) -> None:
             f"refit: {type(generator).__name__} cannot be refitted in a thread, because its fit changes it; "
             'it needs begin, commit and revert (see JobGenerator), or use refit="inline"'
         )
+
+
+def new_background_fit(
+    generator: Generator,
+    guide: Guide | None,
+    real: Transitions,
+    options: dict[str, Any],
+    *,
+    rows: int,
+    steps: int,
+    device: torch.device,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Fit:
+    """The fit of a job in the background; the generator may change afterwards, the transitions may not.
+
+    Args:
+        generator: The generator.
+        guide: Guides generation; None: nothing does. It plans in the background if it can.
+        real: Valid real transitions.
+        options: Arguments of `JobGenerator.begin`.
+        rows: Number of rows to generate.
+        steps: Environment steps.
+        device: Device of the rows that the guide is given.
+        is_over: See `Guide.plan`.
+    """
+    is_later, plan = guide is not None and guide.is_planned_later, None
+    if guide is not None and not is_later:
+        plan = guide.plan(real.to(device), steps)
+    if where_of(generator) == "process":
+        parts = pickle.dumps((generator, guide if is_later else None))
+        task = RefitTask(parts, real.spec, real.rows.cpu(), options, plan, rows, steps, threads_of_a_process())
+        return ResultFit(real.spec, generator, guide, RefitProcess(task).compute)
+    make_plan: MakePlan = plan
+    if guide is not None and is_later:
+        make_plan = functools.partial(guide.plan, real.to(device), steps, is_over)
+    return new_fit(generator, real, options, make_plan, is_later=True)
 
 
 def default_lag(schedule: Schedule, where: Where) -> int:
@@ -128,10 +171,34 @@ class BackgroundRefit:
         }
 
 
-def restored_counts(state: dict[str, Any]) -> tuple[int, int, int]:
-    """The step at which a saved job is taken, the one at which it began, and the number of its real rows."""
-    at, steps, rows = (whole_number(name, state[name], least=0) for name in ("at", "steps", "real_rows"))
-    return at, steps, rows
+def restored_refit(
+    state: dict[str, Any],
+    spec: TransitionSpec,
+    generator: Generator,
+    guide: Guide | None,
+    job_of: Callable[[Fit, int, int], RefitJob],
+) -> BackgroundRefit:
+    """The refit of a `BackgroundRefit.state_dict`, to be taken at its step.
+
+    Args:
+        state: The state.
+        spec: Layout of the rows.
+        generator: The generator, after its own state was loaded.
+        guide: The guide, too.
+        job_of: Makes a job of a fit, the environment steps at its begin and the number of real rows.
+    """
+    at, steps, real_rows = (whole_number(name, state[name], least=0) for name in ("at", "steps", "real_rows"))
+    error = state["error"]
+    result = None if error is not None else RefitResult.from_state(state["result"])
+
+    def computed() -> RefitResult:
+        if result is None:
+            raise RuntimeError(f"before the save: {error}")
+        return result
+
+    logger.info("the refit begun at step %d was waited for when it was saved; its rows are taken at step %d", steps, at)
+    job = job_of(ResultFit(spec, generator, guide, computed), steps, real_rows)
+    return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
 
 
 @functools.cache

@@ -26,7 +26,7 @@ class RefitResult:
 
     Attributes:
         fit: Return value of the generator's `fit`.
-        rows: The generated rows, ``(n, dim)``.
+        rows: The generated rows, ``(n, dim)``, or ``(M, n, dim)`` of M runs.
         generator: State of the fitted generator.
         plan: How generation was guided; None: not at all.
         relevance: State of the guide after the refit; None if it did not change.
@@ -65,7 +65,7 @@ class RefitResult:
     def from_state(cls, state: dict[str, Any]) -> RefitResult:
         """Inverse of `state_dict`."""
         rows = state["rows"]
-        if not isinstance(rows, Tensor) or rows.ndim != 2 or not bool(rows.isfinite().all()):
+        if not isinstance(rows, Tensor) or rows.ndim < 2 or not bool(rows.isfinite().all()):
             raise CheckpointError("state: pending: expected finite rows")
         plan = None if state["plan"] is None else Plan.from_state(state["plan"])
         return cls(**{**state, "fit": SimpleNamespace(**state["fit"]), "plan": plan})

@@ -8,11 +8,9 @@ import warnings
 import weakref
 from typing import Any
 
-import torch
-
-from synther_replay.replay.background import BackgroundRefit, default_lag, restored_counts, where_of
-from synther_replay.replay.fits import RefitResult, ResultFit
-from synther_replay.replay.refitting import RefitReport
+from synther_replay.replay.background import BackgroundRefit, default_lag, restored_refit, where_of
+from synther_replay.replay.fits import Fit
+from synther_replay.replay.refitting import RefitJob, RefitReport
 from synther_replay.replay.synthetic_rows import SyntheticRows
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class ScheduledRows(SyntheticRows):
     def _begin_in_background(self) -> None:
         begun = time.monotonic()
         try:
-            job = self._new_job(None, where=where_of(self.generator))
+            job = self._new_job(None, in_background=True)
             job.paused = time.monotonic() - begun
             self._job = weakref.ref(job)
             self._pending = BackgroundRefit(job, self.steps + self.lag, self.device)
@@ -122,24 +120,12 @@ class ScheduledRows(SyntheticRows):
         """The job of a `_pending_state`, to be taken at its step."""
         if state is None:
             return None
-        (at, steps, real_rows), error = restored_counts(state), state["error"]
-        result = None if error is not None else RefitResult.from_state(state["result"])
+        pending = restored_refit(state, self.spec, self.generator, self._guide, self._restored_job)
+        self._job = weakref.ref(pending.job)
+        return pending
 
-        def computed() -> RefitResult:
-            if result is None:
-                raise RuntimeError(f"before the save: {error}")
-            return result
-
-        logger.info(
-            "goes on with the refit begun at step %d, which was waited for when it was saved; its rows are taken at "
-            "step %d",
-            steps,
-            at,
-        )
-        fit = ResultFit(self.spec, self.generator, self._guide, computed)
-        job = self._job_of(fit, 0 if result is None else len(result.rows), steps, real_rows)
-        self._job = weakref.ref(job)
-        return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
+    def _restored_job(self, fit: Fit, steps: int, real_rows: int) -> RefitJob:
+        return self._job_of(fit, self.schedule.rows, steps, real_rows)
 
     def _warn_of(self, error: Exception, steps: int | None = None) -> None:
         """Tell of a refit that failed; `steps` are those of its begin, None: of now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
@@ -26,19 +25,17 @@ from synther_replay.relevance.protocol import Relevance
 from synther_replay.relevance.rewards import Return
 from synther_replay.replay.background import (
     BackgroundRefit,
-    Where,
     check_background,
     is_background,
+    new_background_fit,
 )
 from synther_replay.replay.examination import Examination, check_generated
-from synther_replay.replay.fits import Fit, MakePlan, ResultFit, takes_conditions
+from synther_replay.replay.fits import Fit, MakePlan, takes_conditions
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio
-from synther_replay.replay.process import RefitProcess, threads_of_a_process
 from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.store import SyntheticStore
-from synther_replay.replay.worker import RefitTask
 
 logger = logging.getLogger(__name__)
 
@@ -186,31 +183,28 @@ class SyntheticRows:
         self._job = weakref.ref(job)  # weak: a job that is dropped is over
         return job
 
-    def _new_job(self, rows: int | None, where: Where | None = None) -> RefitJob:
-        """A job for the real rows of now; `where` tells where it runs in the background, None: it does not."""
+    def _new_job(self, rows: int | None, *, in_background: bool = False) -> RefitJob:
+        """A job for the real rows of now."""
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
-        guide, plan, begun = self._guide, None, time.monotonic()
-        is_later = guide is not None and guide.is_planned_later
-        if where is not None or is_later:
-            real = Transitions(real.spec, real.rows.clone())  # some buffers return the rows that they go on writing to
-        if guide is not None and not is_later:
-            plan = guide.plan(real.to(self.device), self.steps)
+        begun, guide = time.monotonic(), self._guide
         count = min(rows or self.schedule.rows, self.store.capacity)
         options: dict[str, Any] = {"from_scratch": True} if is_stale else {}
+        is_later = guide is not None and guide.is_planned_later
+        if in_background or is_later:
+            real = Transitions(real.spec, real.rows.clone())  # some buffers return the rows that they go on writing to
+        is_over = functools.partial(self._is_overtaken, self._identity, self._version)
         fit: Fit
-        if where == "process":
-            parts = pickle.dumps((self.generator, guide if is_later else None))  # they may change afterwards
-            threads = threads_of_a_process()
-            task = RefitTask(parts, self.spec, real.rows.cpu(), options, plan, count, self.steps, threads)
-            fit = ResultFit(self.spec, self.generator, guide, RefitProcess(task).compute)
+        if in_background:
+            where: dict[str, Any] = {"rows": count, "steps": self.steps, "device": self.device}
+            fit = new_background_fit(self.generator, guide, real, options, is_over=is_over, **where)
         else:
-            make_plan: MakePlan = plan
-            if guide is not None and is_later:
-                is_over = functools.partial(self._is_overtaken, self._identity, self._version)
-                make_plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
-            fit = new_fit(self.generator, real, options, make_plan, is_later=where is not None)
+            plan: MakePlan = None
+            if guide is not None:
+                plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
+                plan = plan if is_later else plan()
+            fit = new_fit(self.generator, real, options, plan)
         return self._job_of(fit, count, self.steps, len(real), time.monotonic() - begun)
 
     def _job_of(self, fit: Fit, rows: int, steps: int, real_rows: int, seconds: float = 0.0) -> RefitJob:

@@ -29,7 +29,7 @@ from synther_replay.replay.fits import RefitResult
 from synther_replay.replay.refitting import RefitJob, new_fit
 
 TASK, RESULT, LOG = "task.pt", "result.pt", "log.txt"
-_POLITENESS = 10  # `nice`: where cores are few, the learner comes first
+_POLITENESS = 5  # `nice`: where cores are few, the learner comes first; more would starve it beside other programs
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class RefitTask:
     Attributes:
         parts: The generator, and the guide if it plans when the job runs, pickled when the refit began.
         spec: Layout of the rows.
-        real: Valid real rows, ``(n, dim)``.
+        real: Valid real rows, ``(n, dim)``, or ``(M, n, dim)`` of M runs.
         options: Arguments of `JobGenerator.begin`.
         plan: A plan that was made when the refit began; None: by the guide, or not guided.
         rows: Number of rows to generate.
@@ -63,7 +63,8 @@ class RefitTask:
         generator, guide = pickle.loads(self.parts)
         real = Transitions(self.spec, self.real)
         plan: Any = self.plan if guide is None else functools.partial(guide.plan, real, self.steps)
-        check = functools.partial(check_generated, self.spec)
+        # Rows of several runs have one more axis.
+        check = functools.partial(check_generated, self.spec) if self.real.ndim == 2 else Transitions.check
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             job = RefitJob(new_fit(generator, real, self.options, plan), rows=self.rows, check=check, steps=self.steps)

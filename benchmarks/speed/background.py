@@ -1,0 +1,128 @@
+"""How long the learner of Stable-Baselines3 stands still for refits, inline and in the background.
+
+    python -m synther_replay.benchmarks.speed.background --out background-cpu.json
+
+SAC learns until the rows of the first refit are taken, and some steps on. A step is everything between two calls of the
+environment: acting, the environment itself, the gradient step and whatever the refit asks of the learner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback
+
+from synther_replay.adapters.sb3 import SynthERBuffer
+from synther_replay.benchmarks.common.files import make_folder_of, write_json
+from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.common.checks import resolve_device
+from synther_replay.replay.background import REFIT_MODES
+
+_STEPS_AFTER = 100  # steps after the rows were taken
+_FIRST_STEPS = 50  # of training, which warm up
+
+
+class Clock(BaseCallback):
+    """Times every step, and whether a refit was under way at its end."""
+
+    def __init__(self) -> None:
+        """Start without any step."""
+        super().__init__()
+        self.seconds: list[float] = []
+        self.in_refit: list[bool] = []
+        self._last: float | None = None
+
+    def _on_step(self) -> bool:
+        now = time.perf_counter()
+        if self._last is not None:
+            self.seconds.append(now - self._last)
+            self.in_refit.append(self.model.replay_buffer.source.refits == 0 and self._is_begun())
+        self._last = now
+        return True
+
+    def _is_begun(self) -> bool:
+        source = self.model.replay_buffer.source
+        return bool(source.steps > source.schedule.start)
+
+
+def measure(args: argparse.Namespace, refit: str) -> dict[str, Any]:
+    """Learn with one mode."""
+    source_options = {
+        "generator": {
+            "preset": args.preset,
+            "max_seconds": None,
+            **({"steps": args.fit_steps} if args.fit_steps else {}),
+        },
+        "schedule": {"start": args.start, "every": 1_000_000, "rows": args.rows},
+        "refit": refit,
+        "lag": args.lag,
+        "seed": args.seed,
+    }
+    model = SAC(
+        "MlpPolicy",
+        args.env,
+        replay_buffer_class=SynthERBuffer,
+        replay_buffer_kwargs=source_options,
+        buffer_size=100_000,
+        learning_starts=100,
+        device=args.device,
+        seed=args.seed,
+    )
+    clock = Clock()
+    lag = args.lag if refit == "background" else 0
+    model.learn(args.start + lag + _STEPS_AFTER, callback=clock)
+    report = model.replay_buffer.source.last_refit
+    if report is None:
+        raise RuntimeError("no refit was completed")
+    first = model.learning_starts + _FIRST_STEPS
+    others = [s for s, begun in zip(clock.seconds[first:], clock.in_refit[first:], strict=True) if not begun]
+    during = [s for s, begun in zip(clock.seconds[first:], clock.in_refit[first:], strict=True) if begun]
+    found = {
+        "refit_seconds": report.fit_seconds + report.sample_seconds,
+        "pause_seconds": report.pause_seconds,
+        "longest_step": max(clock.seconds[first:]),
+        "median_step": statistics.median(others),
+        "median_step_during_refit": statistics.median(during) if refit == "background" else None,
+        "steps": len(clock.seconds),
+    }
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="Humanoid-v5")
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--modes", nargs="+", choices=REFIT_MODES, default=list(REFIT_MODES))
+    parser.add_argument("--preset", default="tiny", help="preset of the generator")
+    parser.add_argument("--fit-steps", type=int, help="gradient steps of the fit; default: those of the preset")
+    parser.add_argument("--start", type=int, default=1_000, help="environment steps before the refit")
+    parser.add_argument("--lag", type=int, default=2_500, help="environment steps until its rows are taken")
+    parser.add_argument("--rows", type=int, default=20_000, help="rows to generate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--note", help="kept in the result, for example what else the machine was doing")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    device = resolve_device(args.device)
+    if args.out:
+        make_folder_of(args.out)
+    results = {refit: measure(args, refit) for refit in args.modes}
+    names = list(results[args.modes[0]])
+    print(
+        markdown_table(("seconds", *results), [[name, *(found[name] for found in results.values())] for name in names])
+    )
+    if args.out:
+        settings = {
+            name: getattr(args, name) for name in ("env", "preset", "fit_steps", "start", "lag", "rows", "seed")
+        }
+        write_json(args.out, {"settings": settings, "results": results, "note": args.note, **origin(device)})
+
+
+if __name__ == "__main__":
+    main()
