@@ -1,17 +1,16 @@
 """Fits to a stream against fits to the same rows in memory: fidelity, time, and memory by the size of the file.
 
     python benchmarks/make_datasets.py halfcheetah-medium-replay hopper-medium --rows 200000 --out data
-    python -m synther_replay.benchmarks.speed.streaming data/*.hdf5 --windows 8 --seeds 3 --out streaming-cpu.json
+    python -m synther_replay.benchmarks.speed.streaming data/*.hdf5 --windows 4 --seeds 3 --out streaming-cpu.json
 
 Memory is the largest resident size of a fresh process that fits a generator to a file of so many rows, drawn with
-replacement from those of the first data set, less that of a process which only loads the libraries.
+replacement from those of the first data set, less that of a process which only loads the libraries (Linux).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -63,7 +62,9 @@ def peak(path: Path | None, window: int, steps: int, config: GeneratorConfig) ->
     if path is not None:
         file = open_file(path)
         DiffusionGenerator(file.spec, config, device="cpu").fit(file, window=window, steps=steps, progress=False)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: its maximum includes that of the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
 
 
 def memory(source: Path, sizes: Sequence[int], window: int, steps: int, preset: str) -> list[dict[str, int]]:
@@ -120,7 +121,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", type=Path, help="files of transitions")
-    parser.add_argument("--windows", type=int, default=8, help="windows of a stream (8)")
+    parser.add_argument("--windows", type=int, default=4, help="windows of a stream (4)")
     parser.add_argument("--seeds", type=int, default=3, help="fits of each kind (3)")
     parser.add_argument("--preset", help="settings of the generator (fast on a GPU, tiny on a CPU)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
