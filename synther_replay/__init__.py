@@ -1,6 +1,7 @@
 """Synthetic experience replay: a diffusion model upsamples the replay buffer of an off-policy agent."""
 
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.stream import ArrayRows, RowStream
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError, NotFittedError
 from synther_replay.generator import DiffusionGenerator
@@ -18,6 +19,7 @@ from synther_replay.replay.source import SyntheticSource
 __version__ = "0.2.0"
 
 __all__ = [
+    "ArrayRows",
     "Batch",
     "CheckpointError",
     "DiffusionGenerator",
@@ -35,6 +37,7 @@ __all__ = [
     "RefitReport",
     "RetrainSchedule",
     "RingBuffer",
+    "RowStream",
     "SourceOptions",
     "SyntheticReplayBuffer",
     "SyntheticSource",
