@@ -1,5 +1,6 @@
 """TorchRL: `SynthERReplayBuffer` wraps any replay buffer of transitions."""
 
 from synther_replay.adapters.torchrl.buffer import SynthERReplayBuffer
+from synther_replay.adapters.torchrl.hosted import HostedSynthERReplayBuffer
 
-__all__ = ["SynthERReplayBuffer"]
+__all__ = ["HostedSynthERReplayBuffer", "SynthERReplayBuffer"]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import RayReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 
 from synther_replay.adapters.torchrl.forwarding import Forwarding
 from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys
@@ -124,6 +124,11 @@ class SynthERReplayBuffer(Forwarding):
         """Check the arguments; the rest is checked when the first data arrive."""
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
+        if isinstance(real, RayReplayBuffer):
+            raise TypeError(
+                "real: a RayReplayBuffer hides its storage; put this buffer into it instead, "
+                "RayReplayBuffer(replay_buffer_cls=HostedSynthERReplayBuffer)"
+            )
         self.real = real
         self.source = None  # created with the first data, which determine the layout
         self._options = SourceOptions(
