@@ -33,6 +33,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed-core": core_table(gpu),
         "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
         "speed-cpu": cpu_table(cpu),
+        "speed-background": background_table(_measured(folder / "background-cpu.json")),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),
@@ -103,6 +104,22 @@ def cpu_table(cpu: Measured, machine: str = "two CPU cores") -> str:
         ["`fidelity` of 1M against 1M rows", _s(cpu["fidelity"], "s")],
     ]
     return markdown_table((machine, "here"), rows)
+
+
+def background_table(modes: Measured, machine: str = "SAC on Humanoid-v5, two CPU cores") -> str:
+    """What a refit costs the learner of Stable-Baselines3, by `refit`."""
+    if not modes:
+        return ""
+    titles = {
+        "refit_seconds": "time of the refit",
+        "pause_seconds": "learner stands still for it",
+        "longest_step": "longest step of `learn`",
+        "median_step": "median step without a refit",
+        "median_step_during_refit": "median step during the refit",
+    }
+    cells = {title: [found.get(name) for found in modes.values()] for name, title in titles.items()}
+    rows = [[title, *(None if value is None else f"{value:.2g} s" for value in own)] for title, own in cells.items()]
+    return markdown_table((machine, *(f'`refit="{mode}"`' for mode in modes)), rows)
 
 
 def adapters_table(machines: dict[str, Measured]) -> str:

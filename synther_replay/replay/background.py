@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -129,12 +130,13 @@ class BackgroundRefit:
             stream = _stream(self._device)
             # For the rows, and for memory of the last refit that the learner has just freed.
             stream.wait_stream(torch.cuda.current_stream(self._device))
-        # A daemon: it must not keep the interpreter from ending. The finaliser, also at exit, ends it before.
+        # A daemon: it must not keep the interpreter from ending; see `_end_all`.
         self._thread = threading.Thread(
             target=_compute, args=(self.job, stream, self._cancelled, self._errors), name="refit", daemon=True
         )
+        _running.add((self._cancelled, self._thread))
         self._thread.start()
-        self._end = weakref.finalize(self, _stop, self._cancelled, self._thread)
+        self._end = weakref.finalize(self, self._cancelled.set)  # nobody will take its result
 
     def wait(self) -> None:
         """Wait for the end of the job; an interrupt leaves it as it is."""
@@ -155,7 +157,6 @@ class BackgroundRefit:
     def drop(self) -> None:
         """End the job soon; nobody waits for it."""
         self._cancelled.set()
-        self._end.detach()
 
     def state_dict(self, generator: Generator, guide: Guide | None) -> dict[str, Any]:
         """Wait for the end of the job, and return its result for a checkpoint."""
@@ -219,9 +220,18 @@ def _compute(
                     stream.synchronize()  # the learner reads the result on another stream
     except BaseException as error:
         errors.append(error)
+    finally:
+        _running.discard((cancelled, threading.current_thread()))
 
 
-def _stop(cancelled: threading.Event, thread: threading.Thread) -> None:
-    cancelled.set()
-    if thread is not threading.current_thread():
+_running: set[tuple[threading.Event, threading.Thread]] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all jobs before the interpreter ends: a thread that computes on a GPU would not survive that."""
+    running = list(_running)
+    for cancelled, _ in running:
+        cancelled.set()
+    for _, thread in running:
         thread.join(_LONGEST_END)

@@ -34,32 +34,31 @@ class ScheduledRows(SyntheticRows):
         """
         if self.real_ratio == 1.0:
             return None
-        is_due = False
+        is_due, pending = False, self._pending
         try:
             self._forget_other_version()
-            if self._pending is not None:
-                return self._take_if_due(self._pending)
-            is_due = self.schedule.is_due(self.steps, self._last_attempt)
-            if not is_due:
-                self._examination.first_look(self.real)
-                return None
-            if self._has_open_job() or len(self.real) < self._least_rows():
-                return None
+            if pending is None:
+                is_due = self.schedule.is_due(self.steps, self._last_attempt)
+                if not is_due:
+                    self._examination.first_look(self.real)
+                    return None
+                if self._has_open_job() or len(self.real) < self._least_rows():
+                    return None
         except Exception as error:
             if is_due:  # a generator that cannot be made: not again at every batch
                 self._last_attempt = self.steps
             self._warn_of(error)
             return None
+        if pending is not None:
+            return self._take_if_due(pending)
         if not self._in_background:
             return self.refit_or_warn()
         self._begin_in_background()
         return None
 
     def _begin_in_background(self) -> None:
-        begun = time.monotonic()
         try:
             job = self._new_job(None, in_background=True)
-            job.paused = time.monotonic() - begun
             self._job = weakref.ref(job)
             self._pending = BackgroundRefit(job, self.steps + self.lag, self.device)
         except Exception as error:
@@ -135,6 +134,9 @@ class ScheduledRows(SyntheticRows):
         if getattr(hook, "takes_failures", False):
             cause = f"{type(error).__name__}: {error}"
             report = RefitReport(None, len(self.store), steps, 0.0, 0.0, error=cause)
-            hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+            try:
+                hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+            except Exception:
+                logger.warning("on_refit failed for a refit that failed", exc_info=True)
         text = f"refit at step {steps} failed; {self._kept()}"
         self._reported.warn_of(error, self._failures, text, stacklevel=3)

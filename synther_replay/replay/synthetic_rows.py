@@ -185,6 +185,7 @@ class SyntheticRows:
 
     def _new_job(self, rows: int | None, *, in_background: bool = False) -> RefitJob:
         """A job for the real rows of now."""
+        paused_at = time.monotonic()
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
@@ -205,7 +206,9 @@ class SyntheticRows:
                 plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
                 plan = plan if is_later else plan()
             fit = new_fit(self.generator, real, options, plan)
-        return self._job_of(fit, count, self.steps, len(real), time.monotonic() - begun)
+        job = self._job_of(fit, count, self.steps, len(real), time.monotonic() - begun)
+        job.paused = time.monotonic() - paused_at
+        return job
 
     def _job_of(self, fit: Fit, rows: int, steps: int, real_rows: int, seconds: float = 0.0) -> RefitJob:
         return RefitJob(
