@@ -47,7 +47,8 @@ priorities: $(STAMP)
 
 kernels: triton
 	PYTHONPATH=$(TRITON_FOLDER) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PYTEST_ARGS) \
-		tests/library/test_kernels.py tests/benchmarks/test_triton_networks.py tests/benchmarks/test_triton_matmul.py
+		tests/library/test_kernels.py tests/integrations/test_torchrl_kernel.py \
+		tests/benchmarks/test_triton_networks.py tests/benchmarks/test_triton_matmul.py
 	PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/library/test_kernels_compiled.py \
 		tests/benchmarks/test_triton_compiled.py
 

@@ -1,4 +1,4 @@
-"""PackedMirror: a copy of a storage's entries in two tensors; a batch takes two reads from it instead of one per key.
+"""PackedMirror: a copy of a storage's entries in two tensors, from which one kernel makes a batch.
 
 On a GPU the number of operations determines the time of a batch. There, a copy pays.
 """
@@ -72,12 +72,12 @@ class PackedMirror:
         """Return whether these are the tensors that are mirrored."""
         return self._sources is numbers
 
-    def read(self, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return numbers ``(n, columns)`` and flags ``(flags, n)`` of rows, of which the storage holds `size`."""
+    def current(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return numbers ``(capacity, columns)`` and flags ``(flags, capacity)``; the storage holds `size` rows."""
         versions = [part._version for part in (*self._sources, *self._flag_sources)]
         if versions != self._versions:
             self._update(versions, size)
-        return self._numbers.index_select(0, index), self._flags.index_select(1, index)
+        return self._numbers, self._flags
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def _update(self, versions: list[int], size: int) -> None:

@@ -23,6 +23,7 @@ from torchrl.data.replay_buffers.storages import _get_default_collate
 
 from synther_replay.adapters.torchrl.layout import Key, Layout
 from synther_replay.adapters.torchrl.mirror import PackedMirror
+from synther_replay.adapters.torchrl.mixing import Columns, mix
 from synther_replay.data.transitions import Transitions
 from synther_replay.replay.batch import synthetic_mask
 
@@ -49,6 +50,7 @@ class RealEntries:
         self._numbers: list[Tensor] = []
         self._flags: list[Tensor] = []
         self._mirror: PackedMirror | None = None
+        self._columns: Columns | None = None
         self._no_memory = False  # whether a mirror did not fit into memory
         # If nothing changes rows between storage and batch, reading only the required entries is faster than the
         # buffer's `sample`. All other buffers are sampled through `sample`.
@@ -113,32 +115,47 @@ class RealEntries:
         with locked(self.real):
             index, info, _ = self._draw(len(places))
             size, places = len(rows), places[: len(index)]
-            real, raised = self._packed(index)
-        numbers = rows[:, :-1].index_copy_(0, places, real)
-        flags = torch.zeros(len(self._flags), size, dtype=torch.bool, device=rows.device)
-        flags[: layout.terminated_flags] = rows[:, -1]  # the termination flags come first
-        flags.index_copy_(1, places, raised)
-        split: Any = torch.split_with_sizes_copy
-        values: dict[Key, Tensor] = dict(zip(layout.number_keys, split(numbers, layout.number_widths, 1), strict=True))
-        # .data: separate version counters, so that modifying one flag does not invalidate the others for autograd
-        values |= zip(layout.flag_keys, (flag.data.view(size, 1) for flag in flags.unbind()), strict=True)
-        row_numbers = filled("index", index, places, size)
-        others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
-        return values, row_numbers < 0, {**others, "index": row_numbers}
-
-    def _packed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the numbers ``(n, columns)`` and flags ``(flags, n)`` of rows."""
-        if self._mirrors():
-            mirror = self._mirror
-            if mirror is None or not mirror.mirrors(self._numbers):
-                self._mirror = mirror = PackedMirror.or_none(self.real.storage, self._numbers, self._flags)
-                self._no_memory = mirror is None
+            mirror = self._current_mirror()
             if mirror is not None:
-                found: tuple[Tensor, Tensor] = mirror.read(index, len(self.real))
-                return found
+                real = mirror.current(len(self.real))
+                if self._columns is None:
+                    self._columns = Columns.of(layout.number_widths, rows.device)
+                flat, flags, row_numbers = mix(rows, places, index, *real, layout.terminated_flags, self._columns)
+            else:
+                real_numbers, real_flags = self._gathered(index)
+        numbers: Sequence[Tensor]
+        # .data: separate version counters, so that modifying one entry does not invalidate the others for autograd
+        if mirror is not None:
+            parts = flat.split([size * width for width in layout.number_widths])
+            numbers = [part.data.view(size, width) for part, width in zip(parts, layout.number_widths, strict=True)]
+            *raised, is_synthetic = (flag.data for flag in flags.unbind())
+        else:
+            split: Any = torch.split_with_sizes_copy
+            numbers = split(rows[:, :-1].index_copy_(0, places, real_numbers), layout.number_widths, 1)
+            flags = torch.zeros(len(self._flags), size, dtype=torch.bool, device=rows.device)
+            flags[: layout.terminated_flags] = rows[:, -1]  # the termination flags come first
+            raised = [flag.data for flag in flags.index_copy_(1, places, real_flags).unbind()]
+            row_numbers = filled("index", index, places, size)
+            is_synthetic = row_numbers < 0
+        values: dict[Key, Tensor] = dict(zip(layout.number_keys, numbers, strict=True))
+        values |= zip(layout.flag_keys, (flag.view(size, 1) for flag in raised), strict=True)
+        others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
+        return values, is_synthetic, {**others, "index": row_numbers}
+
+    def _gathered(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the numbers ``(n, columns)`` and flags ``(flags, n)`` of rows from the storage."""
         numbers = torch.cat([part.index_select(0, index) for part in self._numbers], 1)
         flags = torch.cat([flag.index_select(0, index) for flag in self._flags])
         return numbers, flags.view(len(self._flags), -1)
+
+    def _current_mirror(self) -> PackedMirror | None:
+        """Return the mirror of the present tensors, where one pays and fits into memory."""
+        if not self._mirrors():
+            return None
+        if self._mirror is None or not self._mirror.mirrors(self._numbers):
+            self._mirror = PackedMirror.or_none(self.real.storage, self._numbers, self._flags)
+            self._no_memory = self._mirror is None
+        return self._mirror
 
     def _mirrors(self) -> bool:
         """Return whether rows are read from a mirror; writes of other processes would not reach it."""
@@ -226,7 +243,15 @@ class RealEntries:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the cached tensors and the mirror."""
-        return {**vars(self), "_tensors": {}, "_numbers": [], "_flags": [], "_mirror": None, "_empty_info": None}
+        return {
+            **vars(self),
+            "_tensors": {},
+            "_numbers": [],
+            "_flags": [],
+            "_mirror": None,
+            "_columns": None,
+            "_empty_info": None,
+        }
 
 
 @contextmanager
