@@ -10,6 +10,7 @@ from typing import Any
 
 import synther_replay
 from synther_replay.common.checks import whole_number
+from synther_replay.common.locking import Lock
 from synther_replay.distributed.actor import GeneratorActor
 
 _NAMESPACE = "synther_replay"
@@ -65,10 +66,11 @@ class RayWorker:
         self._session = ""  # of the actor
         self._greeting: Any = None  # reference of the answer that shows that the actor has started
         self._was_late = False
+        self._starting = Lock()  # learners may be threads
 
     def start(self) -> RayWorker:
         """Start the actor now, so that it lives as long as this process; returns self."""
-        with self._reported("start"):
+        with self._reported("start"), self._starting:
             self._started()
         return self
 
@@ -86,13 +88,15 @@ class RayWorker:
     def fit(self, request: Any, arrays: list[Any]) -> Any:
         """Call `GeneratorActor.fit` with references of the arrays."""
         with self._reported("fit"):
-            actor = self._started()
+            with self._starting:
+                actor = self._started()
             return ray().get(actor.fit.remote(request, *arrays))
 
     def sample(self, request: Any) -> Iterator[Any]:
         """Call `GeneratorActor.sample`; chunks come while others are still on their way."""
         with self._reported("sample"):
-            actor = self._started()
+            with self._starting:
+                actor = self._started()
             for chunk in actor.sample.remote(request):
                 yield ray().get(chunk)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -96,6 +97,18 @@ def test_learners_in_other_processes_share_the_actor(cluster):
     sizes = ray.get(actor.__ray_call__.remote(lambda own: [stack for _, _, stack in own._generators]))
     assert sizes == [2, 1]  # one stack for the fits, and a single one for the draws
     assert len(found[0][2].sample(10)) == 10
+
+
+def test_learners_in_threads_share_the_actor(cluster):
+    worker = RayWorker(learners=4, wait=120.0, **ON_SECOND).start()
+    generators = [RayGenerator(SPEC, CONFIG, seed=seed, worker=worker) for seed in range(4)]
+
+    def learn(generator):
+        return [generator.fit(transitions(seed=generator.seed)).losses for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(learn, generators))
+    assert len({losses for own in found for losses in own}) == 20
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
