@@ -87,6 +87,7 @@ def measure(args: argparse.Namespace, refit: str) -> dict[str, Any]:
         "refit_seconds": report.fit_seconds + report.sample_seconds,
         "pause_seconds": report.pause_seconds,
         "longest_step": max(clock.seconds[first:]),
+        "longest_step_before_refit": max(clock.seconds[first : args.start - 1]),  # what the machine alone makes of it
         "median_step": statistics.median(others),
         "median_step_during_refit": statistics.median(during) if refit == "background" else None,
         "steps": len(clock.seconds),

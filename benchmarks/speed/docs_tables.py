@@ -1,4 +1,4 @@
-"""Generated tables of README and docs/results/speed.md, by name, from the published results.
+"""Generated tables of README, docs/results/speed.md and docs/command-line.md, by name, from the published results.
 
 Measurements that a result file lacks are left out.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.speed import by_hand
 
 Measured = dict[str, dict[str, Any]]
 ONLINE = "HalfCheetah-v5/synther-fast-seeds-100.json"
@@ -38,6 +39,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),
         "speed-sb3": sb3_table(_measured(folder / "sb3-updates-h200.json")),
+        "command-line-by-hand": by_hand.table(json.loads((folder / "by-hand-cpu.json").read_text())),
         "speed-offline": _offline(folder / "offline-alone.json", results / "offline" / "main"),
     }
 
@@ -114,6 +116,7 @@ def background_table(modes: Measured, machine: str = "SAC on Humanoid-v5, two CP
         "refit_seconds": "time of the refit",
         "pause_seconds": "learner stands still for it",
         "longest_step": "longest step of `learn`",
+        "longest_step_before_refit": "longest step before the refit",
         "median_step": "median step without a refit",
         "median_step_during_refit": "median step during the refit",
     }

@@ -29,5 +29,5 @@ def test_both_modes_are_measured(tmp_path, monkeypatch, capsys):
     assert other["steps"] == 184
     assert other["median_step_during_refit"] > 0
     table = background_table(written["results"])
-    assert len(table.splitlines()) == 7
+    assert len(table.splitlines()) == 8
     assert "pause_seconds" in capsys.readouterr().out

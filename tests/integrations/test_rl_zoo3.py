@@ -53,6 +53,9 @@ def test_a_yaml_file_trains_saves_goes_on_and_plays(tmp_path, settings):
     assert "Loading replay buffer" in again
 
 
-@pytest.mark.parametrize("short", [{"generator": "tiny", "schedule": 100}, {"generator": {"steps": "1e1"}}])
+@pytest.mark.parametrize(
+    "short",
+    [{"generator": "tiny", "schedule": 100}, {"generator": {"steps": "1e1"}}, {"refit": "background", "lag": 50}],
+)
 def test_short_forms_work(tmp_path, settings, short):
     train(tmp_path, settings | {"n_timesteps": 5, "replay_buffer_kwargs": short})
