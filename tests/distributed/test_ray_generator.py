@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import CONFIG, ON_SECOND, SPEC, transitions
 
-from synther_replay import DiffusionGenerator
+from synther_replay import DiffusionGenerator, RetrainSchedule, RingBuffer, SyntheticReplayBuffer
 from synther_replay.distributed import RayGenerator, RayWorker
 from synther_replay.distributed.actor import SampleRequest
 from synther_replay.errors import NotFittedError
@@ -78,6 +78,19 @@ def test_errors_of_the_generator_are_its_own(generator):
         generator.fit(transitions(10))
     with pytest.raises(NotFittedError):
         generator.sample(10)
+
+
+def test_refits_in_the_background(generator):
+    schedule = RetrainSchedule(every=100, start=100, rows=200)
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(SPEC, 10_000), generator, schedule=schedule, refit="background", lag=20, device="cpu"
+    )
+    buffer.add(transitions(100))
+    assert not buffer.sample(32).is_synthetic.any()
+    assert buffer.refits == 0
+    buffer.add(transitions(20, seed=1))
+    assert buffer.sample(32).is_synthetic.sum() == 16
+    assert buffer.refits == 1
 
 
 def test_learners_in_other_processes_share_the_actor(cluster):
