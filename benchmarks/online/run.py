@@ -222,6 +222,9 @@ class OnlineRun:
         if pending is not None:
             if progress.step >= pending.at:
                 self._take_refit()
+            else:
+                with progress.clock("fit"):
+                    pending.serve()
         elif schedule.is_due(progress.step, progress.last_refit):
             if not settings.in_background:
                 self._refit()

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from synther_replay.common.requests import in_learners_thread
 from synther_replay.errors import is_out_of_memory
 
 P = ParamSpec("P")
@@ -104,7 +105,19 @@ def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], 
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(rng)
-        # "thread_local": CUDA calls of other threads must not invalidate the capture
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            function()
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cuda")
+
+        def record() -> None:
+            with (
+                torch.inference_mode(modes[0]),
+                torch.set_grad_enabled(modes[1]),
+                torch.autocast("cuda", enabled=modes[2]),
+                torch.cuda.device(rng.device),
+                # "thread_local": CUDA calls of other threads must not invalidate the capture
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
+                function()
+
+        # A capture takes the default generator of the device, too: a learner that draws from it meanwhile would fail.
+        in_learners_thread(record)
     return graph.replay

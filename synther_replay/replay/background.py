@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import torch
 
 from synther_replay.common.cancelling import cancelled_by
 from synther_replay.common.checks import whole_number
+from synther_replay.common.requests import Requests, asking
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, Schedule
 from synther_replay.relevance.guide import Guide
@@ -31,6 +33,7 @@ Where = Literal["thread", "process"]
 REFIT_MODES = ("inline", "background")
 _SHARE_OF_INTERVAL = {"thread": 10, "process": 2}  # the default lag is this fraction of `every`
 _LAG = 500  # for schedules without `every`
+_LOOKS_EVERY = 0.001  # seconds, for requests of a job that is waited for
 _LONGEST_END = 10.0  # seconds to wait for a thread when the interpreter ends
 
 
@@ -125,6 +128,7 @@ class BackgroundRefit:
 
     def _start(self) -> None:
         self._owner, self._cancelled, self._errors = os.getpid(), threading.Event(), list[BaseException]()
+        self._requests = Requests()
         stream = None
         if self._device.type == "cuda":
             stream = _stream(self._device)
@@ -132,7 +136,10 @@ class BackgroundRefit:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         # A daemon: it must not keep the interpreter from ending; see `_end_all`.
         self._thread = threading.Thread(
-            target=_compute, args=(self.job, stream, self._cancelled, self._errors), name="refit", daemon=True
+            target=_compute,
+            args=(self.job, stream, self._cancelled, self._requests, self._errors),
+            name="refit",
+            daemon=True,
         )
         _running.add((self._cancelled, self._thread))
         self._thread.start()
@@ -144,7 +151,15 @@ class BackgroundRefit:
             self._end.detach()
             self.job.forget_threads()
             self._start()
-        self._thread.join()
+        while self._thread.is_alive():
+            self._requests.serve()
+            self._thread.join(_LOOKS_EVERY)
+
+    def serve(self) -> None:
+        """Do what the job needs of the learner's thread, which is to capture CUDA graphs; call it at every step."""
+        begun = time.monotonic()
+        if self._requests.serve():
+            self.job.paused += time.monotonic() - begun
 
     @property
     def error(self) -> Exception | None:
@@ -209,10 +224,18 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _compute(
-    job: RefitJob, stream: torch.cuda.Stream | None, cancelled: threading.Event, errors: list[BaseException]
+    job: RefitJob,
+    stream: torch.cuda.Stream | None,
+    cancelled: threading.Event,
+    requests: Requests,
+    errors: list[BaseException],
 ) -> None:
     try:
-        with cancelled_by(cancelled), contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+        with (
+            cancelled_by(cancelled),
+            asking(requests),
+            contextlib.nullcontext() if stream is None else torch.cuda.stream(stream),
+        ):
             try:
                 job.run()
             finally:

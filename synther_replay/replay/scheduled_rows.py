@@ -73,6 +73,7 @@ class ScheduledRows(SyntheticRows):
             self._warn_of(RuntimeError("it was overtaken by another refit, a load or a removal of rows"), job.steps)
             return None
         if self.steps < pending.at:
+            pending.serve()
             return None
         begun = time.monotonic()
         pending.wait()

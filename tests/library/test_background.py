@@ -30,6 +30,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
+from synther_replay.common.requests import in_learners_thread
 from synther_replay.errors import DivergedError
 from synther_replay.replay.background import BackgroundRefit
 from synther_replay.watching import RefitLog, read_history
@@ -174,6 +175,23 @@ def test_a_generator_that_cannot_go_to_the_background_is_refused_at_the_door(bac
     SyntheticReplayBuffer(real, Plain(background))
     with pytest.raises(TypeError, match="inline"):
         SyntheticReplayBuffer(real, Plain(background), refit="background")
+
+
+def test_what_a_job_needs_of_the_learners_thread_is_done_there(monkeypatch: pytest.MonkeyPatch):
+    own, threads = buffer(), []
+    train = own.generator._engine.train
+
+    def training(*arguments: Any) -> Any:
+        for _ in range(2):  # as a capture of a CUDA graph
+            in_learners_thread(lambda: threads.append(threading.current_thread()))
+        with pytest.raises(ZeroDivisionError):
+            in_learners_thread(lambda: 1 / 0)
+        return train(*arguments)
+
+    monkeypatch.setattr(own.generator._engine, "train", training)
+    learn(own, 6)
+    assert own.refits == 1
+    assert threads == [threading.current_thread()] * 2
 
 
 # --- what goes wrong
