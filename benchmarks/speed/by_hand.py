@@ -9,7 +9,7 @@ of their own, with the packages `sdv`, `gin-config`, `einops`, `ema-pytorch`, `a
 Pythons cannot install; the published code imports it, but reads nothing by it here.
 
 Every run is a process of its own: seconds include start, reading and writing. The published code takes hours on a CPU
-and is cut short; its time in full is computed from the times of its parts. Finished runs are kept: the same command
+and is cut short; its time in full is computed from a short run. Finished runs are kept: the same command
 adds the missing ones to the file.
 """
 
@@ -42,6 +42,7 @@ from synther_replay.metrics import fidelity
 ROWS = 100_000
 COMPARED = 5_000  # generated rows whose fidelity is measured, of every way the same number
 PUBLISHED_STEPS, CUT_STEPS = 100_000, 3_000
+TIMED_STEPS, TIMED_ROWS = 100, 500  # of the run that times the published code
 OURS, SDV, PUBLISHED = "synther upsample", "TVAE by hand", "published SynthER by hand"
 _SCRIPTS = Path(__file__).parents[1] / "peers"
 SCRIPTS = {SDV: _SCRIPTS / "upsample_with_sdv.py", PUBLISHED: _SCRIPTS / "upsample_with_synther.py"}
@@ -95,10 +96,18 @@ def with_sdv(python: Path, real: Path, folder: Path, rows: int, seed: int) -> di
     return timed([python, SCRIPTS[SDV], real, folder / "synthetic.npz", rows, seed], folder=folder)
 
 
-def with_published(
+def with_published(python: Path, checkout: Path, real: Path, folder: Path, seed: int) -> dict[str, Any]:
+    """Two runs of the script with the published code: a short one for its time, a longer one for its fidelity."""
+    with tempfile.TemporaryDirectory() as other:
+        short = published_run(python, checkout, real, Path(other), rows=TIMED_ROWS, steps=TIMED_STEPS, seed=seed)
+    found = published_run(python, checkout, real, folder, rows=COMPARED, steps=CUT_STEPS, seed=seed)
+    return {**found, "short": short, **in_full(short)}
+
+
+def published_run(
     python: Path, checkout: Path, real: Path, folder: Path, *, rows: int, steps: int, seed: int
 ) -> dict[str, Any]:
-    """One run of the script with the published code, with fewer steps and rows, and its time with all of them."""
+    """One run of the script with the published code, with the seconds of a step, of all rows and of the rest."""
     half = steps // 2
     settings = {
         "Trainer.train_num_steps": steps,
@@ -114,23 +123,47 @@ def with_published(
     found = timed(command, folder=checkout, variables=variables)
     # its own checkpoints tell when half and all of the training was done
     middle, trained = (folder.joinpath(f"model-{step}.pt").stat().st_mtime for step in (half, 2 * half))
-    step_seconds, sampling = (trained - middle) / half, started + found["seconds"] - trained
-    start = max(0.0, middle - started - half * step_seconds)
-    whole = start + PUBLISHED_STEPS * step_seconds + sampling / rows * ROWS
-    return {**found, "steps": steps, "rows": rows, "step_seconds": step_seconds, "whole_seconds": whole}
+    parts = {
+        "step_seconds": (trained - middle) / half,
+        "rows_seconds": started + found["seconds"] - trained,
+        "other_seconds": max(0.0, 2 * middle - trained - started),
+    }
+    return {**found, "steps": steps, "rows": rows, **parts}
+
+
+def in_full(short: dict[str, Any]) -> dict[str, float]:
+    """Seconds of the published code with all steps and rows, computed from a short run."""
+    rows_seconds = short["rows_seconds"] / short["rows"] * ROWS
+    whole = short["other_seconds"] + PUBLISHED_STEPS * short["step_seconds"] + rows_seconds
+    return {"whole_seconds": whole, "whole_processor_seconds": whole * short["processor_seconds"] / short["seconds"]}
 
 
 def table(content: dict[str, Any]) -> str:
     """The comparison as a table, a line per way."""
     lines = []
     for name, way in content["ways"].items():
-        runs = way["runs"]
-        seconds = statistics.fmean(run.get("whole_seconds", run["seconds"]) for run in runs)
-        shown = f"{seconds / 3600:.1f} h (computed)" if "whole_seconds" in runs[0] else f"{seconds:.0f} s"
+        runs, is_cut = way["runs"], "whole_seconds" in way["runs"][0]
+        times = [
+            _duration(statistics.fmean(run[f"whole_{key}" if is_cut else key] for run in runs))
+            + (" (computed)" if is_cut else "")
+            for key in ("seconds", "processor_seconds")
+        ]
         figures = [_range([run[key] for run in runs]) for key in ("marginal", "correlation")]
-        cut = f" (fidelity after {runs[0]['steps']:,} of {PUBLISHED_STEPS:,} steps)" if "steps" in runs[0] else ""
-        lines.append([name + cut, way["lines"], shown, *figures, len(runs)])
-    return markdown_table((f"{content['rows']:,} rows", "lines", "time", "marginal", "correlation", "seeds"), lines)
+        cut = f" (fidelity after {runs[0]['steps']:,} of {PUBLISHED_STEPS:,} steps)" if is_cut else ""
+        lines.append([name + cut, way["lines"], *times, *figures, len(runs)])
+    head = (f"{content['rows']:,} rows", "lines", "time", "processor time", "marginal", "correlation", "seeds")
+    return markdown_table(head, lines)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> _duration(30), _duration(1_800), _duration(9_000)
+    ('30 s', '30 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
 
 
 def _range(values: list[float]) -> str:
@@ -157,9 +190,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     plan = {
         OURS: lambda folder, seed: ours(real, folder, ROWS, seed),
         SDV: lambda folder, seed: with_sdv(python, real, folder, ROWS, seed),
-        PUBLISHED: lambda folder, seed: with_published(
-            python, checkout, real, folder, rows=COMPARED, steps=args.published_steps, seed=seed
-        ),
+        PUBLISHED: lambda folder, seed: with_published(python, checkout, real, folder, seed),
     }
     about = {"real": real.name, "rows": ROWS, "compared_rows": COMPARED}
     content = json.loads(args.out.read_text()) if args.out and args.out.is_file() else {**about, "ways": {}}
@@ -191,9 +222,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--peer-python", type=Path, required=True, help="Python with the packages of the peers")
     parser.add_argument("--reference", type=Path, required=True, help="checkout of the published SynthER code")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each way, except the published code: one (3)")
-    parser.add_argument(
-        "--published-steps", type=int, default=CUT_STEPS, help=f"training steps of the published code ({CUT_STEPS:,})"
-    )
     parser.add_argument("--out", type=Path, help="JSON file to write or extend")
     args = parser.parse_args(arguments)
     try:

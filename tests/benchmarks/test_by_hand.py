@@ -61,12 +61,14 @@ def test_the_time_in_full_comes_from_the_parts(monkeypatch, tmp_path, real):
         for number, step in enumerate((5, 10), start=1):  # 2 s for the start and five steps, 1 s for five more
             Path(tmp_path, f"model-{step}.pt").touch()
             os.utime(tmp_path / f"model-{step}.pt", (started + 1 + number,) * 2)
-        return {"seconds": 5.0}  # 2 s for the rows
+        return {"seconds": 5.0, "processor_seconds": 8.0}  # 2 s for the rows
 
     monkeypatch.setattr(by_hand, "timed", timed)
-    found = by_hand.with_published(Path("python"), tmp_path / "code", real, tmp_path, rows=100, steps=10, seed=0)
-    whole = 1 + by_hand.PUBLISHED_STEPS * 0.2 + 2 / 100 * by_hand.ROWS
-    assert found["whole_seconds"] == pytest.approx(whole, rel=1e-2)
+    found = by_hand.published_run(Path("python"), tmp_path / "code", real, tmp_path, rows=100, steps=10, seed=0)
+    whole = by_hand.in_full(found)
+    expected = 1 + by_hand.PUBLISHED_STEPS * 0.2 + 2 / 100 * by_hand.ROWS
+    assert whole["whole_seconds"] == pytest.approx(expected, rel=1e-2)
+    assert whole["whole_processor_seconds"] == pytest.approx(1.6 * expected, rel=1e-2)
 
 
 def test_finished_runs_are_kept(monkeypatch, tmp_path, real):
@@ -77,7 +79,7 @@ def test_finished_runs_are_kept(monkeypatch, tmp_path, real):
             folder = next(value for value in (*args, *options.values()) if isinstance(value, Path) and value.is_dir())
             np.savez(folder / "synthetic.npz", **arrays(300, 1))
             done.append(way)
-            return {"seconds": 1.0}
+            return {"seconds": 1.0, "processor_seconds": 1.0}
 
         return run
 
@@ -99,11 +101,12 @@ def test_finished_runs_are_kept(monkeypatch, tmp_path, real):
 
 
 def test_the_table_has_a_line_for_each_way():
-    run = {"seconds": 30.0, "marginal": 0.9, "correlation": 0.95}
+    run = {"seconds": 30.0, "processor_seconds": 40.0, "marginal": 0.9, "correlation": 0.95}
+    whole = {"whole_seconds": 7_200.0, "whole_processor_seconds": 9_000.0, "steps": 10}
     ways = {
         "a": {"lines": 1, "runs": [run, {**run, "marginal": 0.8}]},
-        "b": {"lines": 9, "runs": [{**run, "whole_seconds": 7200.0, "steps": 10}]},
+        "b": {"lines": 9, "runs": [{**run, **whole}]},
     }
     table = by_hand.table({"rows": 10, "ways": ways})
-    assert "| a | 1 | 30 s | 0.800 to 0.900 | 0.950 | 2 |" in table
-    assert "| b (fidelity after 10 of 100,000 steps) | 9 | 2.0 h (computed) | 0.900 | 0.950 | 1 |" in table
+    assert "| a | 1 | 30 s | 40 s | 0.800 to 0.900 | 0.950 | 2 |" in table
+    assert "| b (fidelity after 10 of 100,000 steps) | 9 | 2.0 h (computed) | 2.5 h (computed) | 0.900 |" in table
