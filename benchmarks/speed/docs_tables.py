@@ -121,7 +121,11 @@ def background_table(modes: Measured, machine: str = "SAC on Humanoid-v5, two CP
         "median_step_during_refit": "median step during the refit",
     }
     cells = {title: [found.get(name) for found in modes.values()] for name, title in titles.items()}
-    rows = [[title, *(None if value is None else f"{value:.2g} s" for value in own)] for title, own in cells.items()]
+    rows = [
+        [title, *(None if value is None else f"{value:.3g} s" for value in own)]
+        for title, own in cells.items()
+        if any(own)
+    ]
     return markdown_table((machine, *(f'`refit="{mode}"`' for mode in modes)), rows)
 
 
