@@ -1,28 +1,11 @@
-"""A cluster of Ray with two nodes on this machine, and small data."""
+"""A cluster of Ray with two nodes on this machine."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from gymnasium import spaces
-
-from synther_replay import GeneratorConfig, Transitions, TransitionSpec
-
-SPEC = TransitionSpec.from_spaces(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
-CONFIG = GeneratorConfig.tiny(width=16, steps=40, refit_steps=20, sampling_steps=4)
-ON_SECOND = {"num_gpus": 0, "resources": {"second": 1}}
-
-
-def transitions(rows: int = 600, seed: int = 0) -> Transitions:
-    values = torch.rand(rows, SPEC.dim, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    values[:, -1] = 0.0  # nothing for the outcome model to learn, which would take most of the time
-    return Transitions(SPEC, values)
 
 
 @pytest.fixture(scope="session")
@@ -37,28 +20,3 @@ def cluster() -> Iterator[Any]:
     yield nodes
     ray.shutdown()
     nodes.shutdown()
-
-
-def process_of(worker: Any) -> int:
-    """The process of the actor of a `RayWorker`."""
-    import ray
-
-    actor = ray.get_actor(worker.name, namespace="synther_replay")
-    number: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
-    return number
-
-
-@contextmanager
-def killed_after_submitting(worker: Any) -> Iterator[None]:
-    """Kills the actor just when it gets a request, once."""
-    started: Callable[[], Any] = worker._started
-
-    def killing() -> Any:
-        actor, process = started(), process_of(worker)
-        worker._started = started
-        os.kill(process, signal.SIGKILL)
-        return actor
-
-    worker._started = killing
-    yield
-    worker._started = started

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import CONFIG, SPEC, transitions
+from small_cluster import CONFIG, SPEC, transitions
 
 from synther_replay import DiffusionGenerator
 from synther_replay.distributed.actor import FitRequest, GeneratorActor, Origin, SampleRequest

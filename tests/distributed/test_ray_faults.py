@@ -8,7 +8,7 @@ import sys
 import warnings
 
 import pytest
-from conftest import CONFIG, ON_SECOND, SPEC, killed_after_submitting, process_of, transitions
+from small_cluster import CONFIG, ON_SECOND, SPEC, killed_after_submitting, process_of, transitions
 
 import synther_replay
 from synther_replay import RetrainSchedule, RingBuffer, SyntheticReplayBuffer

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from conftest import CONFIG, ON_SECOND, SPEC, transitions
+from small_cluster import CONFIG, ON_SECOND, SPEC, transitions
 
 from synther_replay import DiffusionGenerator, RetrainSchedule, RingBuffer, SyntheticReplayBuffer
 from synther_replay.distributed import RayGenerator, RayWorker

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from conftest import CONFIG, ON_SECOND
+from small_cluster import CONFIG, ON_SECOND
 
 pytest.importorskip("ray")
 pytest.importorskip("torchrl")
