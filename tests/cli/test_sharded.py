@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -126,34 +125,6 @@ def test_a_killed_command_goes_on_with_the_missing_shards(tmp_path, data, synthe
     printed = synther_json(*arguments)
     assert 40_000 <= printed["resumed_rows"] < 400_000
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_ray_makes_the_same_bytes_whoever_is_killed(tmp_path, data, synther, synther_json):
-    ray, psutil = pytest.importorskip("ray"), pytest.importorskip("psutil")
-    settings = "--rows", 400_000, "--shards", 10, *SETTINGS
-    synther_json("upsample", data, tmp_path / "here", *settings)
-    by_ray, victims = tmp_path / "by_ray", []
-
-    def kill_a_worker() -> None:
-        while not list((tmp_path / "by_ray.partial" / "entries").glob("part-*.json")):
-            time.sleep(0.01)
-        for process in psutil.process_iter(["cmdline"]):
-            if "MapWorker" in " ".join(process.info["cmdline"] or ()) and process.parent().parent() == psutil.Process():
-                victims.append(process.pid)
-                process.kill()
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    killer = threading.Thread(target=kill_a_worker, daemon=True)
-    killer.start()
-    try:
-        done = synther("upsample", data, by_ray, "--engine", "ray", *settings)
-    finally:
-        ray.shutdown()
-    assert done.returncode == 0, done.stderr
-    killer.join()
-    assert victims
-    assert digests(by_ray) == digests(tmp_path / "here")
 
 
 @pytest.mark.soak

@@ -1,0 +1,61 @@
+"""`synther upsample --engine ray` on a cluster whose workers are killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_cluster import transitions
+
+pytest.importorskip("ray")
+pytest.importorskip("pyarrow")
+pytest.importorskip("typer")
+
+from synther_replay.files import read, write
+
+pytestmark = pytest.mark.slow
+TINY = ("width=16", "depth=1", "embedding=8", "steps=20", "batch_size=32", "sampling_steps=2", "exact=False")
+ROWS = 400_003
+
+
+def upsample(data: Path, out: Path, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+    settings = [part for change in TINY for part in ("--set", change)]
+    arguments = ["upsample", data, out, "--rows", ROWS, "--shards", 10, "--device", "cpu", *settings, *options]
+    return subprocess.Popen(
+        [sys.executable, "-m", "synther_replay", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stderr=subprocess.PIPE,
+    )
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def test_the_bytes_are_those_of_one_process_whoever_is_killed(cluster, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    data, here, there = tmp_path / "real.npz", tmp_path / "here", tmp_path / "there"
+    write(data, transitions())
+    command = upsample(data, there, "--engine", "ray", RAY_ADDRESS=cluster.address)
+    while command.poll() is None and not list((tmp_path / "there.partial" / "entries").glob("part-*.json")):
+        time.sleep(0.01)
+    victims = [
+        process
+        for process in psutil.Process().children(recursive=True)  # the nodes of the cluster are, and so their workers
+        if "MapWorker" in " ".join(process.cmdline())
+    ]
+    for process in victims:
+        process.kill()
+    assert victims
+    _, errors = command.communicate()
+    assert command.returncode == 0, errors.decode()
+    command = upsample(data, here)
+    _, errors = command.communicate()
+    assert command.returncode == 0, errors.decode()
+    assert digests(there) == digests(here)
+    assert len(read(there)) == ROWS
