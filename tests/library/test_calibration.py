@@ -144,10 +144,8 @@ def test_generated_observations_are_calibrated_except_in_the_papers_way() -> Non
 def test_a_few_real_rows_are_not_imitated() -> None:
     generator, real = fitted(rows=900)
     assert generator.model.calibration is None
-    observations = real.rows[:, :2]
-    generated = generator.sample(500).rows[:, :2]
-    is_clipped = (generated == observations.amin(0)) | (generated == observations.amax(0))
-    assert not torch.isin(generated[~is_clipped], observations).any()
+    copies = torch.isin(generator.sample(500).rows[:, :2], real.rows[:, :2])
+    assert copies.float().mean() < 0.01  # a few are equal by chance
 
 
 def test_a_time_limit_leaves_out_what_it_has_no_time_for() -> None:
