@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
-from synther_replay.benchmarks.speed import by_hand
+from synther_replay.benchmarks.speed import by_hand, streaming
 
 Measured = dict[str, dict[str, Any]]
 ONLINE = "HalfCheetah-v5/synther-fast-seeds-100.json"
@@ -34,7 +34,8 @@ def tables(results: Path) -> dict[str, str]:
         "speed-core": core_table(gpu),
         "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
         "speed-cpu": cpu_table(cpu),
-        "speed-background": background_table(_measured(folder / "background-cpu.json")),
+        "scale-background": background_table(_measured(folder / "background-cpu.json")),
+        "scale-streaming": streaming.table(json.loads((folder / "streaming-cpu.json").read_text())),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),

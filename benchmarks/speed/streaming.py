@@ -98,15 +98,15 @@ def _drawn(real: Transitions, count: int) -> Iterator[Transitions]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """Both comparisons as tables."""
+    """Fidelity and memory as tables."""
     rows = []
     for name, found in content["fidelity"].items():
         for kind in ("in memory", "stream"):
-            columns = [[score[key] for score in found[kind]] for key in ("marginal", "correlation", "seconds")]
-            spread = [f"{statistics.mean(c):.4f} ± {statistics.pstdev(c):.4f}" for c in columns[:2]]
+            columns = [[score[key] for score in found[kind]] for key in ("marginal", "correlation")]
+            spread = [f"{statistics.mean(c):.4f} ± {statistics.pstdev(c):.4f}" for c in columns]
             how = kind if kind == "in memory" else f"{found['windows']} windows"
-            rows.append([f"{name}, {found['rows']:,} rows", how, *spread, f"{statistics.mean(columns[2]):.1f}"])
-    parts = [markdown_table(("data", "fit", "marginal", "correlation", "seconds"), rows)]
+            rows.append([f"{name}, {found['rows']:,} rows", how, *spread])
+    parts = [markdown_table(("data", "fit", "marginal", "correlation"), rows)]
     if content["memory"]:
         window = content["settings"]["window"]
         rows = [

@@ -870,7 +870,8 @@ def test_neither_building_nor_refitting_touches_global_random_state():
 
 # --- the callback -----------------------------------------------------------------------------------------------------
 
-KEYS = ["refits", "fit_loss", "held_out_loss", "seconds", "refit_seconds", "store_size", "store_age", "rejected"]
+KEYS = ["refits", "fit_loss", "held_out_loss", "seconds", "refit_seconds", "pause_seconds"]
+KEYS += ["store_size", "store_age", "rejected"]
 KEYS = [f"synther/{key}" for key in KEYS]
 FIDELITY = ["marginal", "correlation", "worst_marginal", "failures"]
 FIDELITY = [f"synther/{key}" for key in [*FIDELITY, "termination_rate_real", "termination_rate_synthetic"]]

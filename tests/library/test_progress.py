@@ -28,7 +28,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Settings and last count of all bars that could be seen in a terminal."""
     made: list[dict[str, Any]] = []
 
-    class Seen(progress.tqdm):  # type: ignore[misc, name-defined]
+    class Seen(progress._Bar):
         def __init__(self, **options: Any) -> None:
             super().__init__(**{**options, "disable": True})
             if options["disable"] is not True:
@@ -38,7 +38,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             if made:
                 made[-1]["done"] = made[-1].get("done", 0) + count
 
-    monkeypatch.setattr(progress, "tqdm", Seen)
+    monkeypatch.setattr(progress, "_Bar", Seen)
     return made
 
 
