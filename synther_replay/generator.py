@@ -84,7 +84,7 @@ class DiffusionGenerator:
         self.config = GeneratorConfig.of(config, default=default_preset(self.device), name="config")
         self.seed = whole_number("seed", seed, least=0)
         self.stack = whole_number("stack", stack)
-        self._group = group
+        self.group = group
         self._draws = Draws(self.seed)
         self._model: FittedModel | None = None
         self._engine = self._new_engine(self.device)
@@ -176,10 +176,10 @@ class DiffusionGenerator:
         until then.
         """
         begun = time.monotonic()
-        windows = None
+        windows = extremes = None
         if not isinstance(transitions, Transitions) and isinstance(transitions, RowStream):
             windows = self._windows(transitions, window, condition is not None or weights is not None)
-            transitions = windows.first()
+            transitions, extremes = windows.first()
         rows = self._checked(transitions)
         count = rows.shape[1] if windows is None else windows.count
         lead = (self.stack, rows.shape[1])
@@ -210,7 +210,9 @@ class DiffusionGenerator:
         return FitJob(
             self._engine,
             self._draws,
-            FitData.of(rows, condition, weights, self._new_codec(), self.config, self.seed)._replace(windows=windows),
+            FitData.of(rows, condition, weights, self._new_codec(), self.config, self.seed, extremes)._replace(
+                windows=windows
+            ),
             plan,
             start,
             base=(self._training, model),
@@ -434,7 +436,7 @@ class DiffusionGenerator:
         )
 
     def _new_engine(self, device: torch.device) -> Engine:
-        workers = None if self._group is None else Workers(self._group, device)
+        workers = None if self.group is None else Workers(self.group, device)
         return Engine(self.config, self._new_codec().code_dim, self.stack, device, self.seed, workers)
 
 

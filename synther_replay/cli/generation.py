@@ -68,7 +68,9 @@ class Target:
             raise ValueError(f"{path}: is the input; write to another file")
         if in_shards and path.is_file():
             raise FileExistsError(f"{path}: is a file; shards need a folder")
-        is_ours = chosen in (minari, shards) and chosen.is_folder(path)
+        if source is not None and in_shards and path.resolve() in located(source, exists=True)[0].resolve().parents:
+            raise ValueError(f"{path}: holds the input; write to another folder")
+        is_ours = minari.is_folder(path) if chosen is minari else chosen is shards and shards.is_whole(path)
         if path.is_dir() and any(path.iterdir()) and not is_ours:
             raise FileExistsError(f"{path}: is a folder of other files and not replaced")
         target = cls(path, chosen.NAME, overwrite)

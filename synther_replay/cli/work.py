@@ -50,6 +50,7 @@ class WorkFolder:
                 raise BlockingIOError(f"{output}: another process is writing it ({self.path} is locked)") from error
             if not os.fstat(self._lock.fileno()).st_nlink:  # its owner has removed it meanwhile
                 raise BlockingIOError(f"{output}: another process has just written it")
+        self._settle_old(output)
         self.is_continued = self._manifest() == json.loads(json.dumps(manifest))
         if not self.is_continued:
             self.model.unlink(missing_ok=True)
@@ -58,6 +59,13 @@ class WorkFolder:
                 shutil.rmtree(self.path / folder, ignore_errors=True)
             with replacing(self.path / _MANIFEST) as temporary:
                 temporary.write_text(json.dumps(manifest))
+
+    def _settle_old(self, output: Path) -> None:
+        """Take the old output back that a killed command had moved away, or remove it where the new one is there."""
+        old = self.path / _OLD
+        if old.exists() and not output.exists():
+            os.replace(old, output)
+        shutil.rmtree(old, ignore_errors=True)
 
     @classmethod
     def is_left(cls, output: Path) -> bool:
@@ -80,7 +88,10 @@ class WorkFolder:
         return self.path / _SHARDS
 
     def deliver_shards(self, output: Path) -> None:
-        """Move the folder of shards to the output; an old one goes in the same moment, or comes back."""
+        """Move the folder of shards to the output; an old one goes, or comes back if that fails.
+
+        After a kill in between, the old one waits in this folder for the next command, which takes it back.
+        """
         old = self.path / _OLD
         if output.exists():
             os.replace(output, old)

@@ -10,8 +10,8 @@ from contextvars import ContextVar
 _CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 
 
-class CancelledError(RuntimeError):
-    """The result of the work is not wanted any more."""
+class CancelledError(BaseException):
+    """The result of the work is not wanted any more; no `Exception`, so that nobody takes it for a failure."""
 
 
 @contextmanager

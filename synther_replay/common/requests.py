@@ -42,8 +42,10 @@ class Requests:
             served = True
             try:
                 answer.set_result(function())
-            except Exception as error:
+            except BaseException as error:  # the job must not wait for ever, whatever stops the learner
                 answer.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
         return served
 
 

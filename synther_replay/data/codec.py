@@ -117,8 +117,8 @@ class TransitionCodec:
         self._level_columns: list[int] = []  # see `_index_columns`
         self._outlying, self._pushed, self._opened = torch.empty(3, 0, dtype=torch.long, device="cpu")
 
-    def fit(self, rows: Tensor) -> None:
-        """Compute the statistics of finite rows ``(M, n, dim)``."""
+    def fit(self, rows: Tensor, extremes: Tensor | None = None) -> None:
+        """Compute the statistics of finite rows ``(M, n, dim)``; `extremes` are further rows for the ranges alone."""
         self._move_to(rows.device)
         self.statistics = self._inexact(len(rows))
         self._index_columns()
@@ -131,7 +131,7 @@ class TransitionCodec:
             self.statistics |= self._atom_statistics(self._plain_values(some))
             self._index_columns()
 
-        seen, digits_seen = self._ranges(rows)
+        seen, digits_seen = self._ranges(*((rows,) if extremes is None else (rows, extremes)))
         sample = self._plain_values(some)
         plausible = plausible_range(sample)
         standardisation = Standardisation.of(sample, plausible, seen)
@@ -322,10 +322,11 @@ class TransitionCodec:
         codes[..., :plain_end] = self._standardised(self._plain_values(rows))
         codes[..., plain_end:] = self._digits(rows)
 
-    def _ranges(self, rows: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _ranges(self, *parts: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Smallest and largest value of plain columns, and of the other codes, ``(M, 1, columns)`` each."""
         found = [
             [part.aminmax(dim=1, keepdim=True) for part in (self._plain_values(block), self._digits(block))]
+            for rows in parts
             for block in self._blocks(rows)
         ]
         plain, digits = (

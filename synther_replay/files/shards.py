@@ -54,6 +54,17 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and bool(_files(path))
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a folder holds a manifest, files that it names, and nothing else: then it may be replaced."""
+    if not (path / MANIFEST).is_file():
+        return False
+    try:
+        named = {str(shard["file"]) for shard in manifest_of(path)["shards"]}
+    except (ValueError, KeyError, TypeError):
+        return False
+    return {entry.name for entry in path.iterdir()} <= named | {MANIFEST}
+
+
 def check_installed() -> None:
     """Import the library of the format."""
     parquet.check_installed()

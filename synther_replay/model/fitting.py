@@ -84,6 +84,7 @@ class FitData(NamedTuple):
         codec: TransitionCodec,
         config: GeneratorConfig,
         seed: int,
+        extremes: Tensor | None = None,
     ) -> FitData:
         """Encode rows ``(M, n, dim)``.
 
@@ -95,13 +96,14 @@ class FitData(NamedTuple):
             codec: A new codec; fitted here.
             config: Settings.
             seed: Seed of the split and of the draw by weight.
+            extremes: Further rows ``(n, dim)`` of the data, which extend the ranges of the codec and nothing else.
         """
         order, held_out = held_out_last(rows, config.held_out, seed)
         if weights is not None:
             drawn, held_out = _drawn(order, held_out, weights, generator_for(rows.device, seed, 7))
             rows, order = take_rows(rows, drawn), None
             condition = None if condition is None else take_rows(condition, drawn)
-        codec.fit(rows)
+        codec.fit(rows, None if extremes is None else extremes[None].to(rows.device))
         conditions = None if condition is None else ConditionCodec.of(condition)
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
         nothing = rows.new_empty(len(rows), 0, dtype=torch.long)

@@ -2,8 +2,8 @@
 
 The rows of a stream are dealt out at random to windows of about equal size. Each window is therefore a uniform sample
 of the whole stream, in whatever order the stream has its rows, and together they are the whole stream. To read a window
-is to read the stream once. The first one determines the statistics; so that ranges are those of all rows, it also gets
-the rows with the smallest and the largest value of every column.
+is to read the stream once. The first one determines the statistics; ranges are those of all rows, by the rows with the
+smallest and the largest value of every column.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Windows:
         self.count = stream.count()
         self.number = max(1, math.ceil(self.count / (size or max(1, WINDOW_VALUES // stream.spec.dim))))
 
-    def first(self) -> Transitions:
-        """Read the first window, and the rows with the extreme values of all columns; all rows are checked.
+    def first(self) -> tuple[Transitions, Tensor]:
+        """Read the first window, and apart from it the rows with the extreme values; all rows are checked.
 
         Raises:
             ValueError: The stream changed, or a value is not valid.
         """
         extremes = _Extremes()
         rows = self.read(0, extremes.see)
-        return Transitions(self._stream.spec, torch.cat((rows, *extremes.rows()) if self.number > 1 else (rows,)))
+        return Transitions(self._stream.spec, rows), extremes.rows()
 
     def read(self, number: int, see: Callable[[Transitions], None]) -> Tensor:
         """Read the window of a number, ``(n, dim)``; `see` is called with each block and may raise to stop.
@@ -93,10 +93,10 @@ class _Extremes:
         self._low = torch.where(lower[:, None], low, self._low)
         self._high = torch.where(higher[:, None], high, self._high)
 
-    def rows(self) -> list[Tensor]:
-        """Return the rows, without copies."""
+    def rows(self) -> Tensor:
+        """Return the rows, ``(2 * dim, dim)``; none if there were none."""
         found = [part for part in (self._low, self._high) if part is not None]
-        return [torch.cat(found).unique(dim=0)] if found else []
+        return torch.cat(found) if found else torch.empty(0, 0)
 
 
 class WindowSupply:

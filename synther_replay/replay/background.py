@@ -10,6 +10,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -57,6 +58,8 @@ def where_of(generator: Generator) -> Where:
 
 def check_background(generator: Generator) -> None:
     """Raise TypeError unless a generator can be refitted in the background."""
+    if getattr(generator, "group", None) is not None:
+        raise TypeError('refit: a generator that several processes fit together needs refit="inline"')
     if where_of(generator) == "process":
         check_portable(generator)
     elif not has_jobs(generator):
@@ -242,9 +245,19 @@ def _compute(
                 if stream is not None:
                     stream.synchronize()  # the learner reads the result on another stream
     except BaseException as error:
-        errors.append(error)
+        logger.debug("a refit failed", exc_info=True)
+        errors.append(_without_frames(error))
     finally:
         _running.discard((cancelled, threading.current_thread()))
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Drop what an error and those before it hold: the memory of a refit, which the learner may need."""
+    part: BaseException | None = error
+    while part is not None:
+        traceback.clear_frames(part.__traceback__)
+        part.__traceback__, part = None, part.__cause__ or part.__context__
+    return error
 
 
 _running: set[tuple[threading.Event, threading.Thread]] = set()

@@ -71,7 +71,8 @@ class RefitProcess:
         own_group: dict[str, Any] = {"process_group": 0}
         if sys.platform == "win32":
             own_group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), folder, str(os.getpid())]
+        paths = [path for path in sys.path if isinstance(path, str)]  # Python ignores the others
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), folder, str(os.getpid())]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # no context on a GPU, which takes memory there
         with open(Path(folder, LOG), "wb") as log:
             process = subprocess.Popen(

@@ -91,6 +91,7 @@ class ScheduledRows(SyntheticRows):
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
             report = self.commit(job)
         except Exception as error:
+            self._job = None  # whoever keeps the error may keep the job: it is over all the same
             self._warn_of(error, job.steps)
             return None
         if pending.seed is not None:  # the result is of the seed of before

@@ -10,7 +10,7 @@ from torch import Tensor
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
-from synther_replay.common.trees import state_of
+from synther_replay.common.trees import on_cpu, state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
@@ -97,6 +97,7 @@ class SyntheticSource(ScheduledRows):
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state without the real transitions."""
+        pending = self._pending_state()  # first: it waits for the job, which may change the rest
         schedule = self.schedule
         is_saved = hasattr(schedule, "state_dict") and hasattr(schedule, "restored")
         return {
@@ -114,7 +115,7 @@ class SyntheticSource(ScheduledRows):
             "shuffles": self._shuffles.state_dict(),
             "relevance": None if self._guide is None else self._guide.state_dict(),
             "plan": None if self._plan is None else self._plan.state_dict(),
-            "pending": self._pending_state(),
+            "pending": pending,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,6 +124,7 @@ class SyntheticSource(ScheduledRows):
         The ratio and the values of the schedule are those of the state, the class of the schedule stays. The spec, the
         fields of the schedule and the settings of the generator that give its weights their meaning must agree.
         """
+        self._let_job_end()
         parts = self._parts(state)
         before, own = {name: state_of(part) for name, part in parts.items()}, dict(vars(self))
         try:
@@ -154,7 +156,7 @@ class SyntheticSource(ScheduledRows):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""
-        pending = {"pending": self._pending_state(), "_pending": None}
+        pending = {"pending": on_cpu(self._pending_state()), "_pending": None}
         return {**vars(self), **pending, "on_refit": None, "_is_in_hook": False, "_job": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

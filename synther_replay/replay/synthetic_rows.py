@@ -28,6 +28,7 @@ from synther_replay.replay.background import (
     check_background,
     is_background,
     new_background_fit,
+    where_of,
 )
 from synther_replay.replay.examination import Examination, check_generated
 from synther_replay.replay.fits import Fit, MakePlan, takes_conditions
@@ -186,6 +187,7 @@ class SyntheticRows:
     def _new_job(self, rows: int | None, *, in_background: bool = False) -> RefitJob:
         """A job for the real rows of now."""
         paused_at = time.monotonic()
+        self._let_job_end()
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
@@ -331,6 +333,7 @@ class SyntheticRows:
 
     def generate(self, rows: int) -> Transitions:
         """Generate rows with the current model and check that they are valid transitions of the spec."""
+        self._let_job_end()
         draw, plan = self.generator.sample, self._plan
         fresh = draw(rows) if plan is None else plan.sample(draw, rows)
         check_generated(self.spec, fresh)
@@ -338,6 +341,7 @@ class SyntheticRows:
 
     def to(self, device: torch.device | str) -> Self:
         """Move synthetic rows and batches, and the generator if it has a method `to`, to another device."""
+        self._let_job_end()
         self.store.to(resolve_device(device))
         self._shuffles.to(self.device)
         if isinstance(self._generator, Generator) and hasattr(self._generator, "to"):  # else it will be made there
@@ -348,12 +352,18 @@ class SyntheticRows:
         """Remove what was made from another version of the real rows; return whether the model is such."""
         version = _version_of(self.real)
         if version != self._version:
+            self._let_job_end()
             logger.info("version %r of the real rows follows %r: synthetic rows are removed", version, self._version)
             self.store.clear()
             self._version, self._last_attempt, self._is_stale = version, None, True
             if self._guide is not None:
                 self._guide.forget()
         return self._is_stale
+
+    def _let_job_end(self) -> None:
+        """Wait for a job in a thread: it may hold locks of generator and guide and ask for this thread meanwhile."""
+        if self._pending is not None and where_of(self.generator) == "thread":
+            self._pending.wait()
 
     def _is_overtaken(self, identity: object, version: Hashable) -> bool:
         """Whether `commit` would refuse a job that was begun with this identity and version."""

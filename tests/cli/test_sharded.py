@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from small_data import ENVIRONMENT, SETTINGS, arrays, command
 
 from synther_replay.distributed.sharding import ShardPlan
 from synther_replay.errors import GenerationError
-from synther_replay.files import open_file, read, shards
+from synther_replay.files import open_file, read, shards, write
 
 ROWS, SHARDS = 1_003, 4
 
@@ -146,3 +147,39 @@ def test_plain_folders_of_parquet_files_are_read(tmp_path):
     parquet.write_table(arrow.table({"observations": [[0.0]]}), tmp_path / "2.parquet")
     with pytest.raises(ValueError, match=r"2\.parquet"):
         read(tmp_path)
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path, data, synther, made):
+    """Neither one with files of the user beside shards, nor one that holds the input."""
+    options = ("--rows", 100, "--shards", 2, "--overwrite", *SETTINGS)
+    (made / "notes.txt").write_text("mine")
+    before = digests(made)
+    done = synther("upsample", data, made, *options)
+    assert (done.returncode, digests(made)) == (1, before)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    source = folder / "replay.parquet"
+    write(source, read(data))
+    done = synther("upsample", source, folder, *options)
+    assert (done.returncode, [file.name for file in folder.iterdir()]) == (1, ["replay.parquet"])
+    (made / "notes.txt").unlink()
+    assert synther("upsample", data, made, *options).returncode == 0
+    assert open_file(made).rows == 100
+
+
+def test_an_output_that_a_kill_left_aside_comes_back(tmp_path, data, synther, made):
+    """A kill between the two moves of a delivery leaves the old folder in the work folder."""
+    before, options = digests(made), ("--rows", 100, "--shards", 2, "--overwrite", *SETTINGS)
+    aside = tmp_path / "made.partial"
+    aside.mkdir()
+    (aside / "lock").touch()
+    made.rename(aside / "old")
+    assert (
+        synther("upsample", data, made, "--rows", 1, "--shards", 2, *SETTINGS).returncode == 1
+    )  # more shards than rows
+    assert synther("upsample", data, made, *options).returncode == 0
+    assert digests(made) != before
+    shutil.copytree(made, aside / "old")  # a kill after them
+    (aside / "lock").touch()
+    assert synther("upsample", data, made, *options).returncode == 0
+    assert not aside.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,94 @@ def test_what_a_job_needs_of_the_learners_thread_is_done_there(monkeypatch: pyte
 
 
 # --- what goes wrong
+
+
+def ask_the_learner(own: SyntheticReplayBuffer, monkeypatch: pytest.MonkeyPatch, request: Any = lambda: None) -> None:
+    """Let jobs ask for the learner's thread while they hold the locks of training, as to capture a CUDA graph."""
+    engine = own.generator._engine
+    trainer = engine.trainer(0)
+    fit = trainer.fit
+    monkeypatch.setattr(trainer, "fit", lambda *arguments: in_learners_thread(request) or fit(*arguments))
+
+
+@pytest.mark.parametrize("way", ["load", "refit", "save", "generate"])
+def test_a_job_that_asks_for_the_learner_does_not_lock_it_out(way: str, monkeypatch: pytest.MonkeyPatch):
+    own = buffer(relevance="curiosity")
+    learn(own, 10)  # begun and taken
+    state = own.state_dict()
+    ask_the_learner(own, monkeypatch)
+    learn(own, 2, 10)  # begun again
+    done = threading.Event()
+
+    def act() -> None:
+        if way == "load":
+            own.load_state_dict(state)
+        elif way == "refit":
+            own.refit()
+        elif way == "save":
+            own.state_dict()
+        else:
+            own.generate(10)
+        done.set()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    assert done.wait(60)
+
+
+def test_an_interrupt_in_the_learners_part_does_not_leave_the_job_waiting(monkeypatch: pytest.MonkeyPatch):
+    own = buffer()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    ask_the_learner(own, monkeypatch, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learn(own, 20)
+    pickle.dumps(own)  # waits for the job, which has failed
+
+
+def test_refits_go_on_after_a_hook_that_raised_and_whose_error_is_kept():
+    own, kept = buffer(), []
+
+    def hook(report: RefitReport) -> None:
+        error = ValueError("hook")
+        kept.append(error)
+        raise error
+
+    own.on_refit = hook
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        learn(own, 20)
+    assert len(kept) > 2
+
+
+def test_a_failed_job_holds_no_memory(monkeypatch: pytest.MonkeyPatch):
+    class Large:
+        """Stands for tensors."""
+
+    own, seen = buffer(), []
+
+    def train(*_: Any) -> Any:
+        large = Large()
+        seen.append(weakref.ref(large))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(own.generator._engine, "train", train)
+    gc.disable()
+    try:
+        learn(own, 5)
+        own._pending.wait()
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_group_of_processes_is_refused():
+    own = InThread(SPEC, CONFIG, device="cpu")
+    own.group = object()
+    with pytest.raises(TypeError, match="inline"):
+        SyntheticReplayBuffer(RingBuffer(SPEC, 1_000, device="cpu"), own, refit="background")
 
 
 def failing(*_: Any) -> Any:

@@ -11,6 +11,7 @@ from numpy.testing import assert_array_equal
 from torch import Tensor
 
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
+from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.stream import ArrayRows, RowStream
 from synther_replay.files import open_file, write
 from synther_replay.model.windows import Windows, WindowSupply
@@ -80,9 +81,13 @@ def test_statistics_cover_the_range_of_all_rows():
     rows = rows_of(2_000)
     rows[1_234, 1], rows[77, 1] = 30.0, -40.0
     for seed in range(4):
-        first = Windows(Stream(rows), 500, seed=seed).first().rows
-        assert_array_equal(first.amin(0), rows.amin(0))
-        assert_array_equal(first.amax(0), rows.amax(0))
+        first, extremes = Windows(Stream(rows), 500, seed=seed).first()
+        assert_array_equal(extremes.amin(0), rows.amin(0))
+        assert_array_equal(extremes.amax(0), rows.amax(0))
+        assert 400 < len(first) < 600  # without the extremes, which are no sample
+        codec = TransitionCodec(SPEC)
+        codec.fit(first.rows[None], extremes[None])
+        assert codec.statistics["clip_high"][0, 0, 1] >= 30
 
 
 def test_later_windows_take_part_in_the_training():
