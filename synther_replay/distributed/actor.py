@@ -6,6 +6,7 @@ new one. A restarted actor therefore goes on as if nothing had happened.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -135,12 +136,15 @@ class GeneratorActor:
     def _fit_all(self, requests: Sequence[FitRequest]) -> list[Fitted | BaseException]:
         """Fit requests that are alike as a stack, the others apart."""
         groups: dict[str, list[int]] = {}
-        for number, request in enumerate(requests):
-            groups.setdefault(self._kind(request), []).append(number)
         results: dict[int, Fitted | BaseException] = {}
         with self._computing:
+            for number, request in enumerate(requests):
+                try:
+                    groups.setdefault(self._kind(request), []).append(number)
+                except Exception as error:  # its state is lost, for example; the others need not fail with it
+                    results[number] = error
             for numbers in groups.values():
-                numbers.sort(key=lambda number: requests[number].origin.seed)  # not in the order of their arrival
+                numbers.sort(key=lambda number: _place(requests[number]))  # not in the order of their arrival
                 results.update(zip(numbers, self._fit_group([requests[number] for number in numbers]), strict=True))
         return [results[number] for number in range(len(requests))]
 
@@ -227,3 +231,8 @@ class GeneratorActor:
         self._states[key] = state
         while len(self._states) > self._most_states:
             self._states.popitem(last=False)
+
+
+def _place(request: FitRequest) -> tuple[int, bytes]:
+    """Place of a fit in a stack: by seed, and by its rows where seeds are equal."""
+    return request.origin.seed, hashlib.sha256(np.ascontiguousarray(request.rows).data).digest()

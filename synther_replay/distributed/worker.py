@@ -15,7 +15,6 @@ from synther_replay.distributed.actor import GeneratorActor
 
 _NAMESPACE = "synther_replay"
 _SHORT_WAIT = 1.0  # seconds, for an actor that did not start in time before
-_CHUNKS_AHEAD = 4  # chunks of rows that the actor sends before the learner has taken them
 
 
 class RemoteError(RuntimeError):

@@ -120,3 +120,34 @@ def test_states_of_a_stack_are_those_of_its_members():
     alone = DiffusionGenerator(SPEC, CONFIG, device="cpu")
     alone.load_state_dict(parts[1])
     assert len(alone.sample(100)) == 100
+
+
+def test_equal_seeds_have_their_places_by_their_rows():
+    """The result of a learner does not depend on who came first."""
+    found = []
+    for order in ((0, 1), (1, 0)):
+        actor = GeneratorActor("cpu", learners=2)
+        requests = [
+            FitRequest(origin(0), f"fit-{number}", transitions(seed=number).rows.numpy(), options={})
+            for number in order
+        ]
+        results = dict(zip(order, actor._fit_all(requests), strict=True))
+        found.append([results[number][0]["trainer"]["average"] for number in (0, 1)])
+    assert all(np.array_equal(one, two) for one, two in zip(*found, strict=True))
+    assert not np.array_equal(*found[0])
+
+
+def test_a_learner_whose_state_is_lost_fails_alone(monkeypatch):
+    actor = GeneratorActor("cpu", learners=2)
+    state = actor._state
+
+    def lost(asked):
+        if asked.seed == 1:
+            raise RuntimeError("the object is lost")
+        return state(asked)
+
+    monkeypatch.setattr(actor, "_state", lost)
+    requests = [FitRequest(origin(seed), f"fit-{seed}", transitions().rows.numpy(), options={}) for seed in (0, 1)]
+    well, failed = actor._fit_all(requests)
+    assert well[0]["seed"] == 0
+    assert "lost" in str(failed)
