@@ -152,7 +152,6 @@ class BackgroundRefit:
         """Wait for the end of the job; an interrupt leaves it as it is."""
         if os.getpid() != self._owner:  # a fork has no other threads, so the job begins again here
             self._end.detach()
-            self.job.forget_threads()
             self._start()
         while self._thread.is_alive():
             self._requests.serve()

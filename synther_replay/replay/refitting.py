@@ -161,10 +161,6 @@ class RefitJob:
         seconds = report.fit_seconds, report.sample_seconds
         return RefitResult(report.fit, self.fresh.rows, state, self.plan, relevance, *seconds)
 
-    def forget_threads(self) -> None:
-        """After a fork: no other thread goes on, and nobody releases its lock."""
-        self._running = Lock()
-
 
 def new_fit(
     generator: Generator, real: Transitions, options: dict[str, Any], plan: MakePlan, *, is_later: bool = False

@@ -463,18 +463,26 @@ def test_a_killed_process_is_told_and_a_dropped_one_ends():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_computes_the_job_again():
-    own = buffer()
+def test_a_fork_computes_the_job_again(monkeypatch: pytest.MonkeyPatch):
+    """It happens while the job's thread holds its locks, which nobody releases in the new process."""
+    own, is_training, go_on = buffer(), threading.Event(), threading.Event()
+    trainer = own.generator._engine.trainer(0)
+    fit = trainer.fit
+    monkeypatch.setattr(trainer, "fit", lambda *arguments: is_training.set() or (go_on.wait() and fit(*arguments)))
     learn(own, 4)
+    assert is_training.wait(60)
     child = os.fork()
     if child == 0:
         try:
+            signal.alarm(60)  # ends a process that hangs
+            go_on.set()
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 learn(own, 2, 4)
             os._exit(0 if own.refits == 1 else 1)
         except BaseException:
             os._exit(2)
+    go_on.set()
     learn(own, 2, 4)
     assert os.waitpid(child, 0)[1] == 0
     assert own.refits == 1
