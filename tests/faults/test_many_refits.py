@@ -17,8 +17,8 @@ pytest.importorskip("plotly")
 if not sys.platform.startswith("linux"):
     pytest.skip("memory, threads and files are read from /proc", allow_module_level=True)
 
-# Bytes. The rows of one refit and their copies are nearly 1 MB: a hundred that stay would be far more. What the allocator
-# keeps differs by half of it from run to run.
+# Bytes. The rows of one refit and their copies are nearly 1 MB: a hundred that stay would be far more. What the
+# allocator keeps differs by half of it from run to run.
 MOST_GROWTH = 32 * 2**20
 MOST_PER_REFIT = 2_500  # bytes of history with nine columns
 
