@@ -18,6 +18,7 @@ from synther_replay.protocols import Generator, JobGenerator, Stateful
 from synther_replay.relevance.guide import Guide, Plan
 
 MakePlan = Plan | Callable[[], Plan] | None  # how generation is guided; None: not at all
+_COUNTS = ("draws", "rejected")  # of the state of a generator; they only grow, so that no draw is repeated
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +204,10 @@ class ResultFit:
             self._take(self._guide, self.result.relevance)
 
     def _take(self, part: Stateful, state: dict[str, Any]) -> None:
-        self._before.append((part, state_of(part)))
-        part.load_state_dict(state)
+        before = state_of(part)
+        self._before.append((part, before))
+        counts = {name: max(before[name], state[name]) for name in _COUNTS if name in before and name in state}
+        part.load_state_dict(state | counts)
 
     def revert(self) -> None:
         """Undo `commit`."""

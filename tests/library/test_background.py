@@ -370,6 +370,20 @@ def test_a_resumed_run_is_the_run(way: str, calls: int, tmp_path: Path):
     assert again.refits == 3
 
 
+def test_a_result_taken_from_a_file_sets_no_count_of_draws_back(tmp_path: Path):
+    own = buffer()
+    learn(own, 9)  # the second refit is under way
+    own.save(tmp_path / "run")
+    again = buffer()
+    again.load(tmp_path / "run")
+    for _ in range(5):
+        again.generator.sample(8)
+    before = again.generator.state_dict()["draws"]
+    learn(again, 1, 9)
+    assert again.refits == 2
+    assert again.generator.state_dict()["draws"] == before
+
+
 def test_a_failure_before_the_save_is_told_by_the_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     own, again = buffer(), buffer()
     with monkeypatch.context() as patch:
