@@ -64,12 +64,14 @@ class Target:
             raise FileNotFoundError(f"{path}: folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(f"{path}: folder {path.parent} is not writable")
-        if source is not None and located(source, exists=True)[0].resolve() == path.resolve():
-            raise ValueError(f"{path}: is the input; write to another file")
+        if source is not None:
+            given, real = located(source, exists=True)[0].resolve(), path.resolve()
+            if given == real:
+                raise ValueError(f"{path}: is the input; write to another file")
+            if in_shards and real in given.parents:
+                raise ValueError(f"{path}: holds the input; write to another folder")
         if in_shards and path.is_file():
             raise FileExistsError(f"{path}: is a file; shards need a folder")
-        if source is not None and in_shards and path.resolve() in located(source, exists=True)[0].resolve().parents:
-            raise ValueError(f"{path}: holds the input; write to another folder")
         is_ours = minari.is_folder(path) if chosen is minari else chosen is shards and shards.is_whole(path)
         if path.is_dir() and any(path.iterdir()) and not is_ours:
             raise FileExistsError(f"{path}: is a folder of other files and not replaced")
