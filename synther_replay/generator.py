@@ -397,7 +397,7 @@ class DiffusionGenerator:
             if table is not None:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, condition_dim, device)
             if calibration is not None:
-                calibration = Calibration.from_state(calibration, self.stack, self.spec.observation_dim, device)
+                calibration = Calibration.from_state(calibration, self.stack, codec, device)
             model = FittedModel(codec, *engine.weights(training), outcomes, table, conditions, calibration)
         return {"seed": seed, "_draws": Draws(seed, count, rejected), "_training": training, "_model": model}
 

@@ -24,7 +24,7 @@ processed in blocks, so that memory stays bounded by rows and codes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -166,6 +166,19 @@ class TransitionCodec:
         return (is_free[spec.observations] & is_free[spec.next_observations]).nonzero().flatten()
 
     @property
+    def observations_with_atoms(self) -> Tensor:
+        """Columns of rows with atoms among observations and next observations, ``(a,)``."""
+        columns, spec = self._plain[self._opened], self.spec
+        inside = [
+            (columns >= part.start) & (columns < part.stop) for part in (spec.observations, spec.next_observations)
+        ]
+        return columns[inside[0] | inside[1]]
+
+    def widths_of_gaps(self, columns: Tensor) -> Tensor:
+        """Widths of the gaps of columns ``(a,)`` of rows, ``(M, a)``."""
+        return self.statistics["gap"][:, 0, torch.searchsorted(self._plain, columns)]
+
+    @property
     def is_discrete(self) -> bool:
         """Whether `exact` is set and no column of the data is continuous."""
         return self.exact and not bool(self.statistics["levels"][:, 0].isnan().any())
@@ -188,6 +201,11 @@ class TransitionCodec:
 
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Decode codes ``(M, n, code_dim)`` to rows ``(M, n, dim)`` and a mask of finite rows, bool ``(M, n)``."""
+        rows, finite = self.decode_open(codes)
+        return self.close_gaps(rows), finite
+
+    def decode_open(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """`decode`, but leave the gaps at atoms open for `close_gaps`."""
         s = self.statistics
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
@@ -198,7 +216,7 @@ class TransitionCodec:
         plain = torch.where(self._ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        plain = squash(self._at_gaps(close_gaps, plain), self._squashed, self._low, self._high)
+        plain = squash(plain, self._squashed, self._low, self._high)
         for column in self._level_columns:
             levels = s["levels"][..., column]
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
@@ -210,6 +228,20 @@ class TransitionCodec:
             rows[..., self._category_columns] = values.minimum(self._category_high)
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite
+
+    def close_gaps(self, rows: Tensor) -> Tensor:
+        """Close the gaps at atoms in rows ``(M, n, dim)``, in place, and return them."""
+        if len(self._opened):
+            columns = self._plain[self._opened]
+            rows[..., columns] = close_gaps(rows[..., columns], *self._gaps())
+        return rows
+
+    def open_gaps(self, rows: Tensor) -> Tensor:
+        """Inverse of `close_gaps`."""
+        if len(self._opened):
+            columns = self._plain[self._opened]
+            rows[..., columns] = open_gaps(rows[..., columns], *self._gaps())
+        return rows
 
     def restore_terminal_rewards(self, rows: Tensor) -> None:
         """Undo the shift of rewards in terminated rows ``(M, n, dim)``, in place."""
@@ -276,7 +308,7 @@ class TransitionCodec:
         """Values of the plain columns before standardisation, ``(M, n, columns)``, a copy."""
         plain = self._unsquashed(rows[..., self._plain])
         plain[..., self._reward] = shifted(*self._rewards(rows), self.statistics["terminal"])
-        return self._at_gaps(open_gaps, plain)
+        return self._with_gaps(plain)
 
     def _unsquashed(self, plain: Tensor) -> Tensor:
         return unsquashed(plain, self._squashed, self._low, self._high)
@@ -285,11 +317,14 @@ class TransitionCodec:
         """Rewards and termination flags, ``(M, n)`` each."""
         return rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start] > 0.5
 
-    def _at_gaps(self, change: Callable[[Tensor, Tensor, Tensor], Tensor], plain: Tensor) -> Tensor:
-        """Open or close the gaps at the atoms of plain values, in place."""
+    def _gaps(self) -> tuple[Tensor, Tensor]:
+        """Atoms and widths of the gaps of the columns that have some."""
+        return self.statistics["atoms"][..., self._opened], self.statistics["gap"][..., self._opened]
+
+    def _with_gaps(self, plain: Tensor) -> Tensor:
+        """Open the gaps at the atoms of plain values, in place."""
         if len(self._opened):
-            atoms, gap = (self.statistics[name][..., self._opened] for name in ("atoms", "gap"))
-            plain[..., self._opened] = change(plain[..., self._opened], atoms, gap)
+            plain[..., self._opened] = open_gaps(plain[..., self._opened], *self._gaps())
         return plain
 
     def _atom_statistics(self, sample: Tensor) -> dict[str, Tensor]:
@@ -346,7 +381,7 @@ class TransitionCodec:
         """
         outermost = (torch.minimum, torch.maximum)[side]
         bound = self._unsquashed((self._low, self._high)[side]).expand_as(seen).clone()
-        bound = self._at_gaps(open_gaps, bound)
+        bound = self._with_gaps(bound)
         bound = torch.where(self._is_action, bound, outermost(bound, seen))
         return torch.where(bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen)))
 

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.data.calibration import Calibration
+
 State = dict[str, Any]
-_OF_ALL = ("calibration", "columns")  # the tensor that the models share
+_OF_ALL = [("calibration", kind, "columns") for kind in Calibration._fields]  # tensors that the models share
 _OWN = ("seed", "draws", "rejected")  # entries in which states that can be stacked may differ
 
 
@@ -25,7 +27,7 @@ def signature(state: State | None) -> str:
     def described(path: tuple[str, ...], value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.tolist() if path == _OF_ALL else [str(value.dtype), list(value.shape)]
+        return value.tolist() if path in _OF_ALL else [str(value.dtype), list(value.shape)]
 
     own = {name: value for name, value in state.items() if name not in _OWN}
     return repr(_mapped(described, own))
@@ -35,7 +37,7 @@ def stacked(states: Sequence[State], seed: int) -> State:
     """Return the state of a stack with this seed, of states of equal signature."""
 
     def joined(path: tuple[str, ...], *values: Any) -> Any:
-        if not isinstance(values[0], Tensor) or path == _OF_ALL:
+        if not isinstance(values[0], Tensor) or path in _OF_ALL:
             return values[0]
         return torch.cat(values)
 
@@ -47,7 +49,7 @@ def member(state: State, number: int) -> State:
     """Return the state of one model of a stack."""
 
     def own(path: tuple[str, ...], value: Any) -> Any:
-        if not isinstance(value, Tensor) or path == _OF_ALL:
+        if not isinstance(value, Tensor) or path in _OF_ALL:
             return value
         return value[number : number + 1].clone()
 

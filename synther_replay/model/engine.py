@@ -139,17 +139,24 @@ class Engine:
         """Generate rows ``(M, n, dim)``; if it raises, `draws` counts only the rejected rows."""
         with self._sampling, torch.inference_mode(mode=False):
             count = draws.count
-            if model.table is None and self._sampled is not model:
-                self._sampled = None  # an interrupt leaves half of the new weights
-                self.sampler(model.condition_dim).load(model.weights, model.frequencies)
-                self._sampled = model
             try:
-                return model.draw(n, draws, self._draw_codes(model.condition_dim), condition, guidance)
+                return model.draw(n, draws, self._draw_codes(model), condition, guidance)
             except BaseException:
                 draws.count = count
                 raise
 
-    def _draw_codes(self, condition_dim: int) -> Callable[..., None]:
+    def draw_open(self, model: FittedModel, n: int, draws: Draws) -> Tensor:
+        """Generate rows as the model makes them, see `FittedModel.draw_open`."""
+        with self._sampling, torch.inference_mode(mode=False):
+            return model.draw_open(n, draws, self._draw_codes(model))
+
+    def _draw_codes(self, model: FittedModel) -> Callable[..., None]:
+        condition_dim = model.condition_dim
+        if model.table is None and self._sampled is not model:
+            self._sampled = None  # an interrupt leaves half of the new weights
+            self.sampler(condition_dim).load(model.weights, model.frequencies)
+            self._sampled = model
+
         def draw(
             n: int, seed: int, write: Callable[[int, Tensor], None], condition: Tensor | None, guidance: float
         ) -> None:

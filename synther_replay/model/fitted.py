@@ -84,6 +84,18 @@ class FittedModel:
             draws.count += 1
             rng = generator_for(self.table.rows.device, draws.seed, 4, draws.count)
             return self.table.draw(n, rng, encoded if guidance else None)
+        rows = self.draw_open(n, draws, codes, encoded, guidance)
+        for block in rows.split(max(1, _BLOCK // len(rows)), dim=1):
+            if self.calibration is not None:
+                self.calibration.apply(block, self.codec)
+            self.codec.close_gaps(block)
+        self._set_outcomes(rows, draws, is_guided=encoded is not None and guidance != 0)
+        return rows
+
+    def draw_open(
+        self, n: int, draws: Draws, codes: DrawCodes, encoded: Tensor | None = None, guidance: float = 1.0
+    ) -> Tensor:
+        """Generate rows without calibration and outcomes, gaps at atoms open; conditions are encoded. See `draw`."""
         stack, device = len(self.weights), self.weights.device
         rows = torch.empty(stack, n, self.codec.spec.dim, dtype=torch.float32, device=device)
         invalid = self._fill(rows, draws, codes, encoded, guidance)
@@ -97,20 +109,15 @@ class FittedModel:
                 f"generator: {int(invalid.sum())} of {n * stack} rows are still non-finite after {_MAX_REDRAWS} "
                 "redraws; train for more steps or check the data"
             )
-        if self.calibration is not None:
-            spec = self.codec.spec
-            for block in rows.split(max(1, _BLOCK // len(rows)), dim=1):
-                self.calibration.apply(block, spec.observations, spec.next_observations)
-        self._set_outcomes(rows, draws, is_guided=encoded is not None and guidance != 0)
         return rows
 
     def _fill(self, rows: Tensor, draws: Draws, codes: DrawCodes, condition: Tensor | None, guidance: float) -> Tensor:
-        """Fill rows ``(M, n, dim)``; return which of them are non-finite, bool ``(M, n)``."""
+        """Fill rows ``(M, n, dim)``, gaps at atoms open; return which of them are non-finite, bool ``(M, n)``."""
         invalid = torch.empty(rows.shape[:2], dtype=torch.bool, device=rows.device)
 
         def write(start: int, chunk: Tensor) -> None:
             here = slice(start, start + chunk.shape[1])
-            rows[:, here], valid = self.codec.decode(chunk)
+            rows[:, here], valid = self.codec.decode_open(chunk)
             invalid[:, here] = ~valid
 
         draws.count += 1

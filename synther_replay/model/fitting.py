@@ -16,7 +16,7 @@ from synther_replay.common.progress import progress_bar
 from synther_replay.common.seeding import derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
-from synther_replay.data.calibration import GENERATED_ROWS, LEAST_ROWS, REAL_ROWS, Calibration, without_copies
+from synther_replay.data.calibration import GENERATED_ROWS, LEAST_ROWS, REAL_ROWS, Calibration, RealSample
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, drawn_by_weight
 from synther_replay.data.splitting import held_out_last
@@ -71,8 +71,7 @@ class FitData(NamedTuple):
     held_out: int  # number of held-out rows
     outcomes: Outcomes | None
     number: Tensor  # number of each row's outcome, (M, n)
-    calibrated: Tensor  # numbers of the observation values that can be calibrated, (c,)
-    observations: Tensor  # some real rows of these, (M, n, c)
+    sample: RealSample | None  # for the calibration; None if nothing can be calibrated
     windows: Windows | None = None  # of a stream; the codes are those of the first one
 
     @classmethod
@@ -108,24 +107,21 @@ class FitData(NamedTuple):
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
         nothing = rows.new_empty(len(rows), 0, dtype=torch.long)
         if codec.is_discrete:
-            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, nothing, nothing)
+            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, None)
         codes = codec.encode(rows, order)
         if encoded is not None:
             codes = torch.cat((codes, encoded if order is None else take_rows(encoded, order)), dim=-1)
-        outcomes, number, calibrated, observations = None, nothing, nothing, nothing
+        outcomes, number, sample = None, nothing, None
         if config.exact:
             spec = codec.spec
             if rows.shape[1] >= LEAST_ROWS:
                 some = torch.randperm(rows.shape[1], generator=generator_for("cpu", seed, 8))[:REAL_ROWS]
-                sample = rows[:, some.to(rows.device)]
-                now, following = sample[..., spec.observations], sample[..., spec.next_observations]
-                calibrated = without_copies(codec.continuous_observations, now, following)
-                observations = now[..., calibrated]
+                sample = RealSample.of(rows[:, some.to(rows.device)], codec)
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
             if found.shares.shape[1] > 1:
                 outcomes, number = found, number if order is None else number.gather(1, order)
-        return cls(codec, conditions, None, codes, held_out, outcomes, number, calibrated, observations)
+        return cls(codec, conditions, None, codes, held_out, outcomes, number, sample)
 
 
 class FitJob:
@@ -207,8 +203,8 @@ class FitJob:
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
         model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None)
-        if data.calibrated.numel() and self._has_time_to_calibrate(result.steps, spent):
-            model = replace(model, calibration=self._calibrate(model, data, training["fits"]))
+        if data.sample is not None and self._has_time_to_calibrate(result.steps, spent):
+            model = replace(model, calibration=self._calibrate(model, data.sample, training["fits"]))
         self.model = model
         self.training, self._data = training, None
         held = result.held_out_loss
@@ -269,14 +265,13 @@ class FitJob:
         limit = self._plan.max_seconds
         return share < _LARGEST_CALIBRATION and (limit is None or seconds * (1 + share) <= limit)
 
-    def _calibrate(self, model: FittedModel, data: FitData, fits: int) -> Calibration | None:
+    def _calibrate(self, model: FittedModel, real: RealSample, fits: int) -> Calibration | None:
         draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are
         try:
-            rows = self.engine.draw(model, GENERATED_ROWS, draws, None, 1.0)
+            generated = self.engine.draw_open(model, GENERATED_ROWS, draws)
         except GenerationError:  # for `sample` to raise
             return None
-        generated = rows[..., model.codec.spec.observations][..., data.calibrated]
-        return Calibration.of(data.observations, generated, data.calibrated)
+        return Calibration.of(real, generated, model.codec)
 
     def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
         if data.outcomes is None:

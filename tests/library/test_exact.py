@@ -362,7 +362,7 @@ def test_outcomes_are_predicted_from_the_decoded_rows(monkeypatch: pytest.Monkey
 
 def test_rows_that_are_drawn_again_have_outcomes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = fitted()
-    decode, calls = generator.model.codec.decode, 0
+    decode, calls = generator.model.codec.decode_open, 0
 
     def with_invalid_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal calls
@@ -372,7 +372,7 @@ def test_rows_that_are_drawn_again_have_outcomes_of_their_own(monkeypatch: pytes
             rows[:, ::2], valid[:, ::2] = math.nan, False
         return rows, valid
 
-    monkeypatch.setattr(generator.model.codec, "decode", with_invalid_rows)
+    monkeypatch.setattr(generator.model.codec, "decode_open", with_invalid_rows)
     rows = generator.sample(2_000).rows
     assert calls > 1
     assert rows.isfinite().all()

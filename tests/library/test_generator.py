@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import math
+import pickle
 import random
 import weakref
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,20 @@ def two_modes(n: int = 200, seed: int = 0) -> Transitions:
     )
 
 
-def fitted(seed: int = 0, **changes: Any) -> DiffusionGenerator:
+def newly_fitted(seed: int = 0, **changes: Any) -> DiffusionGenerator:
     generator = make(seed, **changes)
     generator.fit(two_modes())
     return generator
+
+
+@cache
+def _pickled(seed: int, changes: tuple[tuple[str, Any], ...]) -> bytes:
+    return pickle.dumps(newly_fitted(seed, **dict(changes)))
+
+
+def fitted(seed: int = 0, **changes: Any) -> DiffusionGenerator:
+    """A copy of its own of a generator that is fitted once."""
+    return pickle.loads(_pickled(seed, tuple(changes.items())))  # type: ignore[no-any-return]
 
 
 def assert_same_state(one: Any, two: Any) -> None:
@@ -75,9 +87,9 @@ def assert_same_state(one: Any, two: Any) -> None:
 
 def assert_same_future(one: DiffusionGenerator, two: DiffusionGenerator) -> None:
     """Two generators give the same rows now, and after the same fit, bit for bit."""
-    for _ in range(2):
-        assert torch.equal(one.sample(20).rows, two.sample(20).rows)
-        assert one.fit(two_modes(250, seed=5)).losses == two.fit(two_modes(250, seed=5)).losses
+    assert torch.equal(one.sample(20).rows, two.sample(20).rows)
+    assert one.fit(two_modes(250, seed=5)).losses == two.fit(two_modes(250, seed=5)).losses
+    assert torch.equal(one.sample(20).rows, two.sample(20).rows)
     assert_same_state(one.state_dict(), two.state_dict())
 
 
@@ -101,8 +113,10 @@ def test_sample_gives_as_many_rows_as_asked_for_on_its_device() -> None:
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 200])
 def test_any_number_of_rows_is_drawn_in_chunks(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = fitted(chunk=64)
-    decode, seen = generator.model.codec.decode, []
-    monkeypatch.setattr(generator.model.codec, "decode", lambda codes: (seen.append(codes.shape[1]), decode(codes))[1])
+    decode, seen = generator.model.codec.decode_open, []
+    monkeypatch.setattr(
+        generator.model.codec, "decode_open", lambda codes: (seen.append(codes.shape[1]), decode(codes))[1]
+    )
     assert len(generator.sample(n)) == n
     assert sum(seen) == n
     assert max(seen) <= 64
@@ -144,7 +158,7 @@ def test_fits_two_modes_their_bounds_and_terminations(outcome_steps: Callable[..
 
 
 def test_the_same_seed_gives_the_same_rows_and_two_seeds_differ() -> None:
-    one, again, other = fitted(seed=1), fitted(seed=1), fitted(seed=2)
+    one, again, other = newly_fitted(seed=1), newly_fitted(seed=1), fitted(seed=2)
     first = one.sample(20).rows
     assert torch.equal(first, again.sample(20).rows)
     assert not torch.equal(first, other.sample(20).rows)
@@ -153,7 +167,7 @@ def test_the_same_seed_gives_the_same_rows_and_two_seeds_differ() -> None:
     state["seed"] = 3
     again.load_state_dict(state)
     assert not torch.equal(one.sample(20).rows, again.sample(20).rows)  # the same model, other draws
-    assert_same_future(fitted(seed=1), fitted(seed=1))
+    assert_same_future(newly_fitted(seed=1), fitted(seed=1))
 
 
 def test_rows_of_a_seed_of_their_own_do_not_depend_on_earlier_draws_and_do_not_change_later_ones() -> None:
@@ -178,7 +192,7 @@ def test_fitting_does_not_depend_on_previous_sampling() -> None:
 
 def test_no_global_random_state_is_touched() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    generator = fitted(held_out=0.2, eta=1.0)
+    generator = newly_fitted(held_out=0.2, eta=1.0)
     generator.fit(two_modes())
     generator.sample(50)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -191,7 +205,7 @@ def test_global_seeds_play_no_part() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
-        rows.append(fitted().sample(20).rows)
+        rows.append(newly_fitted().sample(20).rows)
     assert torch.equal(rows[0], rows[1])
 
 
@@ -605,7 +619,7 @@ def test_a_number_of_rows_that_is_none_is_refused_by_name(n: Any) -> None:
 @pytest.mark.parametrize("integer", [np.int64, np.int32])
 def test_numpy_integers_are_numbers_of_rows_and_seeds(integer: Any) -> None:
     assert len(fitted().sample(integer(5))) == 5
-    assert torch.equal(fitted(integer(3)).sample(5).rows, fitted(3).sample(5).rows)
+    assert torch.equal(newly_fitted(integer(3)).sample(5).rows, fitted(3).sample(5).rows)
 
 
 def _with_nan() -> Transitions:
@@ -963,7 +977,7 @@ def test_a_first_fit_is_always_from_scratch() -> None:
 
 def test_a_dropped_generator_is_freed_at_once() -> None:
     """Regression: the trainer held a method of its own, so every model waited for the garbage collector."""
-    generator = fitted()
+    generator = newly_fitted()
     generator.sample(10)
     generator.fit(two_modes(seed=1))
     trainer, sampler = generator._engine.trainer(0), generator._engine.sampler(0)
