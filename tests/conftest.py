@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from gymnasium import spaces
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
+from synther_replay.model import outcomes
 
 # The tests use small matrices, for which threads are slower, above all when tests run in parallel.
 torch.set_num_threads(1)
@@ -68,6 +70,36 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # containers run as root
         yield started
         started.close()
+
+
+@contextmanager
+def _trained_outcomes(steps: int, batch_size: int = 256, evaluated: int = 4_096) -> Iterator[None]:
+    """Sets the gradient steps of outcome models, their batches and the held-out rows of an evaluation."""
+    values = {"_MOST_STEPS": steps, "_BLOCK": min(50, steps // 3), "_BATCH": batch_size, "_EVALUATED": evaluated}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setattr(outcomes, name, value)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief_outcomes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Trains outcome models briefly, except where results are compared with those of Ray's processes."""
+    with nullcontext() if "distributed" in request.path.parts else _trained_outcomes(15, 32, 128):
+        yield
+
+
+@pytest.fixture(scope="session")
+def longer_outcomes() -> Callable[..., Any]:
+    """A context in which outcome models are trained for longer, for fixtures of tests that check their quality."""
+    return _trained_outcomes
+
+
+@pytest.fixture
+def outcome_steps() -> Iterator[Callable[..., None]]:
+    """Trains outcome models for longer, for tests that check their quality."""
+    with ExitStack() as contexts:
+        yield lambda *arguments, **options: contexts.enter_context(_trained_outcomes(*arguments, **options))
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from synther_replay.data.conditions import drawn_by_weight
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (1,)))
 CONFIG = GeneratorConfig.tiny(width=64, depth=2, steps=400, refit_steps=100, batch_size=256, sampling_steps=12)
+QUICK = replace(CONFIG, width=16, depth=1, steps=20, refit_steps=10, batch_size=32)  # where quality does not count
 
 
 def data(n: int = 2_000, seed: int = 0) -> tuple[Transitions, torch.Tensor]:
@@ -30,14 +33,15 @@ def data(n: int = 2_000, seed: int = 0) -> tuple[Transitions, torch.Tensor]:
     return Transitions(SPEC, rows), side
 
 
-def make(seed: int = 0, **options: Any) -> DiffusionGenerator:
-    return DiffusionGenerator(SPEC, CONFIG, device="cpu", seed=seed, **options)
+def make(seed: int = 0, config: GeneratorConfig = CONFIG, **options: Any) -> DiffusionGenerator:
+    return DiffusionGenerator(SPEC, config, device="cpu", seed=seed, **options)
 
 
 @pytest.fixture(scope="module")
-def conditioned() -> DiffusionGenerator:
+def conditioned(longer_outcomes: Any) -> DiffusionGenerator:
     generator, (rows, side) = make(), data()
-    generator.fit(rows, condition=side)
+    with longer_outcomes(150):
+        generator.fit(rows, condition=side)
     return generator
 
 
@@ -82,10 +86,10 @@ def test_one_evaluation_unless_it_is_guided(conditioned: DiffusionGenerator, mon
 
 def test_a_fit_without_condition_has_the_network_without_one():
     rows, side = data(200)
-    plain, returned = make(), make()
+    plain, returned = make(config=QUICK), make(config=QUICK)
     plain.fit(rows)
     returned.fit(rows, condition=side, steps=10)
-    assert plain.parameters == make().parameters
+    assert plain.parameters == make(config=QUICK).parameters
     returned.fit(rows)
     assert returned.parameters == plain.parameters
     with pytest.raises(ValueError, match="condition"):
@@ -104,7 +108,7 @@ def test_networks_of_other_conditions_take_no_memory():
 
 
 def test_other_conditions_start_from_scratch():
-    (rows, side), generator = data(200), make()
+    (rows, side), generator = data(200), make(config=QUICK)
     generator.fit(rows)
     assert generator.fit(rows, condition=side).from_scratch
     assert not generator.fit(rows, condition=side).from_scratch
@@ -115,6 +119,7 @@ def test_other_conditions_start_from_scratch():
 
 def test_conditioned_generators_are_saved(conditioned: DiffusionGenerator, tmp_path: Path):
     conditioned.save(tmp_path / "file")
+    conditioned = copy.deepcopy(conditioned)
     loaded = DiffusionGenerator.load(tmp_path / "file", device="cpu")
     rows, side = data(300, seed=4)
     for _ in range(2):
