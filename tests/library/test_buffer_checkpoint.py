@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from dataclasses import dataclass, replace
 
 import pytest
@@ -31,7 +32,7 @@ def path(tmp_path):
     return tmp_path / "run.ckpt"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make(spec):
     """Makes a buffer whose random streams are all derived from the seed."""
 
@@ -45,7 +46,7 @@ def make(spec):
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(numbered):
     """Runs steps that add a transition and draw a batch, some of another size."""
 
@@ -59,34 +60,44 @@ def run(numbered):
     return go
 
 
+@pytest.fixture(scope="module")
 def used(make, run):
-    """A buffer with another seed and other contents."""
+    """Makes copies of a buffer with another seed and other contents."""
     buffer = make(seed=7, schedule=RetrainSchedule(every=3, rows=30, start=33), real_ratio=0.25)
     run(buffer, 500, 545)
-    return buffer
+    pickled = pickle.dumps(buffer)
+    return lambda: pickle.loads(pickled)
 
 
 # --- continuing -------------------------------------------------------------------------------------------------------
 
+STOPS = [0, 1, 39, 40, 41, 47, 54, 55, 80, 100]
+
+
+@pytest.fixture(scope="module")
+def whole(make, run, tmp_path_factory):
+    """A run that is never stopped: its batches, and copies of it and files by the number of steps."""
+    folder, buffer, batches, pickled, files = tmp_path_factory.mktemp("whole"), make(), [], {}, {}
+    for steps in sorted({stop + more for stop in STOPS for more in (0, 50)}):
+        batches += run(buffer, len(batches), steps)
+        files[steps] = folder / f"{steps}.ckpt"
+        buffer.save(files[steps])
+        pickled[steps] = pickle.dumps(buffer)
+    return batches, lambda steps: pickle.loads(pickled[steps]), files
+
 
 @pytest.mark.parametrize("target", ["fresh", "used", "itself"])
-@pytest.mark.parametrize("stop", [0, 1, 39, 40, 41, 47, 54, 55, 80, 100])
-def test_6_saved_run_continues_as_if_it_had_not_stopped(make, run, same, path, stop, target):
+@pytest.mark.parametrize("stop", STOPS)
+def test_6_saved_run_continues_as_if_it_had_not_stopped(make, run, used, whole, same, stop, target):
     """Before the first refit, at a refit, within batches gathered in advance, and after the ring has wrapped."""
-    whole = make()
-    run(whole, 0, stop)
-    whole.save(path)
-    other = {"fresh": lambda: make(seed=1), "used": lambda: used(make, run), "itself": lambda: whole}[target]()
+    expected_batches, at, files = whole
+    other = {"fresh": lambda: make(seed=1), "used": used, "itself": lambda: at(stop)}[target]()
     if target == "itself":
-        expected = make()
-        run(expected, 0, stop)
-        run(whole, stop, stop + 30)
-    else:
-        expected = whole
-    other.load(path)
-    assert same(other.state_dict(), expected.state_dict())
-    batches, expected_batches = run(other, stop, stop + 50), run(expected, stop, stop + 50)
-    assert same(batches, expected_batches)
+        run(other, stop, stop + 30)
+    other.load(files[stop])
+    assert same(other.state_dict(), at(stop).state_dict())
+    assert same(run(other, stop, stop + 50), expected_batches[stop : stop + 50])
+    expected = at(stop + 50)
     assert other.refits == expected.refits >= (stop >= 5)
     assert same(other.state_dict(), expected.state_dict())
     if len(other.store):
@@ -166,9 +177,9 @@ CHANGED = {
 
 
 @pytest.fixture
-def target(make, run, same):
+def target(used, run, same):
     """A buffer in use, and a check that it is unchanged and still works."""
-    buffer, twin = used(make, run), used(make, run)
+    buffer, twin = used(), used()
     before = buffer.state_dict()
 
     def check():
@@ -202,12 +213,10 @@ def test_6_file_with_more_rows_than_the_store_can_hold_is_refused_and_changes_no
     check()
 
 
-def test_6_damaged_file_is_refused_and_changes_nothing(make, run, path, target):
+def test_6_damaged_file_is_refused_and_changes_nothing(whole, path, target):
     buffer, check = target
-    other = make()
-    run(other, 0, 60)
-    other.save(path)
-    good = path.read_bytes()
+    _, _, files = whole
+    good = files[100].read_bytes()
     for share in (0.0, 0.1, 0.5, 0.9, 0.999):
         path.write_bytes(good[: int(share * len(good))])
         with pytest.raises(CheckpointError):
@@ -221,12 +230,12 @@ def test_6_damaged_file_is_refused_and_changes_nothing(make, run, path, target):
     check()
 
 
-def test_6_foreign_missing_and_newer_files_are_refused_and_change_nothing(make, run, path, target, monkeypatch):
+def test_6_foreign_missing_and_newer_files_are_refused_and_change_nothing(whole, path, target, monkeypatch):
     buffer, check = target
     with pytest.raises(CheckpointError):
         buffer.load(path)
-    other = make()
-    run(other, 0, 45)
+    _, at, _ = whole
+    other = at(47)
     other.generator.save(path)
     with pytest.raises(CheckpointError, match="generator"):
         buffer.load(path)
@@ -269,12 +278,10 @@ def set_entry(state, where, value):
         (("real",), ...),
     ],
 )
-def test_6_whole_file_with_unfit_contents_is_refused_and_changes_nothing(make, run, path, target, where, value):
+def test_6_whole_file_with_unfit_contents_is_refused_and_changes_nothing(whole, path, target, where, value):
     buffer, check = target
-    other = make()
-    run(other, 0, 60)
-    other.save(path)
-    state = load_checkpoint(path, "synthetic replay buffer")
+    _, _, files = whole
+    state = load_checkpoint(files[100], "synthetic replay buffer")
     set_entry(state, where, value)
     save_checkpoint(path, "synthetic replay buffer", state)
     with pytest.raises(CheckpointError):
@@ -327,11 +334,9 @@ def test_6_schedule_with_other_fields_is_refused_and_changes_nothing(make, run, 
     check()
 
 
-def test_6_interrupt_in_a_load_changes_nothing(make, run, path, target, monkeypatch):
+def test_6_interrupt_in_a_load_changes_nothing(whole, target, monkeypatch):
     buffer, check = target
-    other = make()
-    run(other, 0, 60)
-    other.save(path)
+    _, _, files = whole
     for part in (buffer.generator, buffer.store, buffer._shuffles, buffer.real):
         genuine, calls = part.load_state_dict, []
 
@@ -343,7 +348,7 @@ def test_6_interrupt_in_a_load_changes_nothing(make, run, path, target, monkeypa
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(part, "load_state_dict", interrupted)
-            buffer.load(path)
+            buffer.load(files[100])
     check()
 
 
