@@ -50,11 +50,18 @@ def fill(made: SynthERBuffer, n: int) -> None:
         made.add(images[0], images[1], rng.uniform(-1, 1, (1, 2)), rng.normal(size=1), np.zeros(1), [{}])
 
 
+def agent() -> SAC:
+    """The agent of the example, with earlier refits and fewer updates."""
+    model = sb3_pixels.make(generator=SMALL, schedule={"every": 50, "rows": 300, "start": 50})
+    model.learning_starts, model.gradient_steps = 60, 1
+    return model
+
+
 def test_an_agent_learns_from_images_with_synthetic_latents():
-    model = sb3_pixels.make(generator=SMALL, schedule={"every": 150, "rows": 300, "start": 150})
+    model = agent()
     encoder = model.replay_buffer.latents.encoder
     before = [weight.clone() for weight in encoder.parameters()]
-    model.learn(400)
+    model.learn(110)
     assert all(torch.equal(*pair) for pair in zip(before, encoder.parameters(), strict=True))
     assert model.replay_buffer.source.refits >= 1
     batch = model.replay_buffer.sample(32)
@@ -92,8 +99,8 @@ def test_every_image_is_encoded_once_per_version():
 
 
 def test_a_saved_buffer_continues(tmp_path: Path):
-    model = sb3_pixels.make(generator=SMALL, schedule={"every": 150, "rows": 300, "start": 150})
-    model.learn(300)
+    model = agent()
+    model.learn(70)
     model.save(tmp_path / "model")
     model.save_replay_buffer(tmp_path / "buffer")
     again = SAC.load(tmp_path / "model", env=sb3_pixels.Dot())
@@ -101,7 +108,7 @@ def test_a_saved_buffer_continues(tmp_path: Path):
     assert again.replay_buffer.latents.encoder is again.replay_buffer_kwargs["encoder"]
     one, two = (m.replay_buffer.sample(20).observations for m in (model, again))
     torch.testing.assert_close(one, two)  # convolutions round differently in blocks of other sizes
-    again.learn(50, reset_num_timesteps=False)
+    again.learn(10, reset_num_timesteps=False)
 
 
 def test_an_encoder_for_dict_observations_is_refused():
