@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 import weakref
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from synther_replay import (
 )
 from synther_replay.common.requests import in_learners_thread
 from synther_replay.errors import DivergedError
+from synther_replay.relevance import Curiosity
 from synther_replay.replay.background import BackgroundRefit
 from synther_replay.watching import RefitLog, read_history
 
@@ -61,6 +63,10 @@ def buffer(generator: type[DiffusionGenerator] = InThread, **options: Any) -> Sy
     return SyntheticReplayBuffer(real, generator(SPEC, CONFIG, device="cpu"), **options)
 
 
+def curious() -> Curiosity:
+    return Curiosity(hidden=16, batch_size=16)
+
+
 def learn(own: SyntheticReplayBuffer, calls: int, first: int = 0) -> list[torch.Tensor]:
     """Add 25 rows and draw a batch, several times; return the batches."""
     batches = []
@@ -68,6 +74,12 @@ def learn(own: SyntheticReplayBuffer, calls: int, first: int = 0) -> list[torch.
         own.add(rows(seed=number))
         batches.append(own.sample(8).rows.clone())
     return batches
+
+
+@cache
+def undisturbed() -> list[torch.Tensor]:
+    """The batches of a run that is never saved."""
+    return learn(buffer(), 14)
 
 
 def same_batches(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
@@ -119,11 +131,10 @@ def test_the_learner_waits_at_that_step_and_not_before(monkeypatch: pytest.Monke
 
 
 def test_two_runs_of_one_seed_agree_however_late_a_job_is(monkeypatch: pytest.MonkeyPatch):
-    one, two = buffer(), buffer()
-    early = learn(one, 14)
-    UntilWaitedFor(two, monkeypatch)
-    assert same_batches(early, learn(two, 14))
-    assert one.refits == two.refits == 3
+    own, early = buffer(), undisturbed()
+    UntilWaitedFor(own, monkeypatch)
+    assert same_batches(early, learn(own, 14))
+    assert own.refits == 3
 
 
 def test_a_refit_in_the_background_is_the_inline_one_later():
@@ -209,7 +220,7 @@ def ask_the_learner(own: SyntheticReplayBuffer, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("way", ["load", "refit", "save", "generate"])
 def test_a_job_that_asks_for_the_learner_does_not_lock_it_out(way: str, monkeypatch: pytest.MonkeyPatch):
-    own = buffer(relevance="curiosity")
+    own = buffer(relevance=curious())
     learn(own, 10)  # begun and taken
     state = own.state_dict()
     ask_the_learner(own, monkeypatch)
@@ -356,8 +367,7 @@ def test_a_dropped_job_ends():
 @pytest.mark.parametrize("way", ["file", "pickle", "copy"])
 @pytest.mark.parametrize("calls", [4, 5, 6])
 def test_a_resumed_run_is_the_run(way: str, calls: int, tmp_path: Path):
-    whole, own = buffer(), buffer()
-    expected = learn(whole, 14)
+    own, expected = buffer(), undisturbed()
     learn(own, calls)
     if way == "file":
         own.save(tmp_path / "run")
@@ -421,11 +431,11 @@ def test_a_seed_given_meanwhile_is_that_of_the_model_afterwards():
 
 
 def test_in_a_process_runs_agree_and_go_on_from_a_file(tmp_path: Path):
-    one, two = (buffer(DiffusionGenerator, relevance="curiosity") for _ in range(2))
+    one, two = (buffer(DiffusionGenerator, relevance=curious()) for _ in range(2))
     expected = learn(one, 7)
     learn(two, 5)
     two.save(tmp_path / "run")
-    again = buffer(DiffusionGenerator, relevance="curiosity")
+    again = buffer(DiffusionGenerator, relevance=curious())
     again.load(tmp_path / "run")
     assert same_batches(learn(again, 2, 5), expected[5:])
     assert one.refits == again.refits == 1
