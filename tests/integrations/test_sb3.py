@@ -41,6 +41,7 @@ OPTIONS = {"generator": TINY, "schedule": SOON}
 SMALL = {
     "buffer_size": 500,
     "learning_starts": 20,
+    "train_freq": 5,  # gradient steps are most of the time
     "batch_size": 16,
     "policy_kwargs": {"net_arch": [16]},
     "device": "cpu",
@@ -877,9 +878,10 @@ FIDELITY = ["marginal", "correlation", "worst_marginal", "failures"]
 FIDELITY = [f"synther/{key}" for key in [*FIDELITY, "termination_rate_real", "termination_rate_synthetic"]]
 
 
-def logged(tmp_path, callback, steps=90, env=None, trained=None, **options):
+def logged(tmp_path, callback, steps=90, env=None, trained=None, train_freq=5, **options):
     measuring = GeneratorConfig.tiny(**SIZES, held_out=0.5)  # at least 16 held-out rows are needed
-    trained = trained or model(env=env, options={**OPTIONS, "generator": measuring, **options})
+    options = {**OPTIONS, "generator": measuring, **options}
+    trained = trained or model(env=env, options=options, train_freq=train_freq)
     trained.set_logger(configure(str(tmp_path), ["csv"]))
     trained.learn(steps, callback=callback, log_interval=None, reset_num_timesteps=False)
     trained.logger.dump(steps)
@@ -890,7 +892,7 @@ def logged(tmp_path, callback, steps=90, env=None, trained=None, **options):
 
 def test_callback_logs_the_documented_values(tmp_path):
     callback = SynthERCallback()
-    trained, values = logged(tmp_path, callback)
+    trained, values = logged(tmp_path, callback, train_freq=1)
     source = trained.replay_buffer.source
     assert sorted(values) == sorted(KEYS + FIDELITY)
     assert values["synther/refits"] == 2
@@ -942,7 +944,7 @@ def test_callback_goes_on_if_fidelity_fails(tmp_path, monkeypatch):
 
 
 def test_callback_logs_the_age_of_the_store_after_a_load(tmp_path):
-    trained, _ = logged(tmp_path / "first", SynthERCallback(), steps=50)
+    trained, _ = logged(tmp_path / "first", SynthERCallback(), steps=50, train_freq=1)
     source = trained.replay_buffer.source
     source.save(tmp_path / "source")  # 50 steps, generated at 40
     logged(tmp_path / "second", SynthERCallback(), steps=40, trained=trained)  # generated at 80
