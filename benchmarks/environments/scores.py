@@ -26,11 +26,24 @@ D4RL_RETURNS = {
 DMC_TASKS = ("cheetah-run", "quadruped-walk", "reacher-hard")
 GYM_TASKS = ("HalfCheetah-v5", "Walker2d-v5", "Hopper-v5")
 TASKS = (*DMC_TASKS, *GYM_TASKS)
-# Returns for the normalised scores 0 and 1. A DMC episode has 1000 rewards of at most 1. The others are D4RL's random
-# and expert returns; they were measured on earlier versions of the tasks, so 1 is a scale and not a target.
+SUITE_DMC = (*DMC_TASKS, "finger-turn_hard", "hopper-hop")
+# Version 4 of Ant and Humanoid is what others publish on; version 5 adds contact forces to the observation.
+SUITE_GYM = (*GYM_TASKS, "Ant-v4", "Ant-v5", "Humanoid-v4", "Humanoid-v5")
+SUITE = (*SUITE_DMC, *SUITE_GYM)
+"""The six tasks of the paper and six more."""
+
+RANDOM_RETURNS = {"Ant-v4": -40.3, "Ant-v5": -41.4, "Humanoid-v4": 120.5, "Humanoid-v5": 112.1}
+"""Mean returns of a random policy, measured by `online.random_returns`: `results/online/random-returns.json`."""
+# Of TD3 on version 4, by which others normalise (DAVIAN-Robotics/SimbaV2, scale_rl/envs/mujoco.py).
+TD3_RETURNS = {"Ant": 3942.0, "Humanoid": 5165.0}
+
+# Returns for the normalised scores 0 and 1. A DMC episode has 1000 rewards of at most 1. Ant and Humanoid: a random
+# policy and TD3. The others are D4RL's random and expert returns; they were measured on earlier versions of the tasks,
+# so 1 is a scale and not a target.
 SCORE_RANGE = {
-    **dict.fromkeys(DMC_TASKS, (0.0, 1000.0)),
+    **dict.fromkeys(SUITE_DMC, (0.0, 1000.0)),
     **{task: D4RL_RETURNS[name] for name, task in LOCOMOTION.items()},
+    **{task: (low, TD3_RETURNS[task.partition("-")[0]]) for task, low in RANDOM_RETURNS.items()},
 }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.online.results import read_run
-from synther_replay.benchmarks.online.settings import ALGORITHMS
 
 _SHOWN = {
     "temperature": "first temperature",
@@ -28,11 +26,11 @@ def table(folder: Path) -> str:
     """
     rows = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem), path.stem)):
-        run, settings = read_run(path), json.loads(path.read_text(encoding="utf-8"))["settings"]
-        changed = settings.get("agent", {})
+        run = read_run(path)
+        changed = run.settings.get("agent", {})
         values = [changed.get(name, getattr(Hyperparameters, name)) for name in _SHOWN]
         shown = [("yes" if value else "no") if isinstance(value, bool) else f"{value:g}" for value in values]
-        share = 1 - settings["real_ratio"] if ALGORITHMS[settings["algo"]].synthetic else 0
         returns = mean_and_spread(run.at(run.budget).tolist())
-        rows.append([run.task, settings["critic"], settings["utd"], f"{share:.0%}", *shown, len(run.returns), returns])
+        share = f"{run.synthetic_share:.0%}"
+        rows.append([run.task, run.settings["critic"], run.utd, share, *shown, len(run.returns), returns])
     return markdown_table(HEADER, rows)

@@ -10,10 +10,11 @@ import numpy as np
 
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.environments.scores import TASKS
-from synther_replay.benchmarks.online import agents_table, discrete
+from synther_replay.benchmarks.online import agents_table, discrete, suite
 from synther_replay.benchmarks.online.published import DMC_AGENTS, GYM_AGENTS, beside_ours, sources
 from synther_replay.benchmarks.online.results import SUBJECT, Run, compare_runs, read_run, read_runs
-from synther_replay.benchmarks.online.tables import interval_cell, score_table
+from synther_replay.benchmarks.online.sections import sections
+from synther_replay.benchmarks.online.tables import interval_cell, returns_cell, score_table
 
 PUBLISHED = ("sac", "sac20", "redq", SUBJECT)
 """Algorithms of the main table."""
@@ -55,7 +56,7 @@ def tables(results: Path) -> dict[str, str]:
     Args:
         results: Folder of the published results.
     """
-    main = results / "online" / "main"
+    online, main = results / "online", results / "online" / "main"
     runs = read_runs(main, algorithms=PUBLISHED)
     whole = score_table(runs, STEP, compare_runs(runs, STEP), titles=TITLES)
     return {
@@ -64,14 +65,15 @@ def tables(results: Path) -> dict[str, str]:
         "online-aggregate": _aggregate(runs),
         "online-seeds": _other_seeds(main),
         "online-paper": _early(main, "HalfCheetah-v5", ("sac20", "redq", OTHER_SEEDS, "synther-paper")),
-        "online-published": _published(runs),
+        "online-published": _published(runs, suite.read_suite(online / "suite")),
         "online-versions": _versions(main),
-        "online-ablation": _ablation(results / "online" / "ablation"),
-        "online-agents": agents_table.table(results / "online" / "agents"),
-        "online-guided": _guided(results / "online" / "guided"),
+        "online-ablation": _ablation(online / "ablation"),
+        "online-agents": agents_table.table(online / "agents"),
+        "online-guided": _guided(online / "guided"),
         "online-sb3": _stable_baselines(main),
-        "online-discrete": discrete.table(results / "online" / "discrete"),
-        "goals-arm": _goals(results / "online" / "goals" / "arm.json"),
+        "online-discrete": discrete.table(online / "discrete"),
+        "goals-arm": _goals(online / "goals" / "arm.json"),
+        **sections(online),
     }
 
 
@@ -114,14 +116,16 @@ def _other_seeds(main: Path) -> str:
 def _early(main: Path, task: str, names: Sequence[str]) -> str:
     """One task at 30,000 steps, a row per algorithm."""
     runs = read_runs(main, tasks=(task,), algorithms=names)
-    rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", _returns(run, EARLY_STEP)] for run in runs]
+    rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", returns_cell(run, EARLY_STEP)] for run in runs]
     return markdown_table((f"{task}, {EARLY_STEP:,} steps", "seeds", "return"), rows)
 
 
-def _published(runs: Sequence[Run]) -> str:
+def _published(runs: Sequence[Run], suite_runs: Sequence[Run]) -> str:
     """What other agents have published, beside our runs, and the sources."""
-    ours = [run for run in runs if run.algorithm == SUBJECT]
-    tables = [beside_ours(agents, ours, STEP, TITLES[SUBJECT]) for agents in (GYM_AGENTS, DMC_AGENTS)]
+    ours = {TITLES[SUBJECT]: [run for run in runs if run.algorithm == SUBJECT]}
+    for kind in (suite.WITHOUT, suite.WITH):
+        ours[f"agent of the suite, {kind}"] = [run for run in suite_runs if run.algorithm == kind and STEP in run.steps]
+    tables = [beside_ours(agents, ours, STEP) for agents in (GYM_AGENTS, DMC_AGENTS)]
     return "\n\n".join((*tables, sources((*GYM_AGENTS, *DMC_AGENTS))))
 
 
@@ -136,7 +140,9 @@ def _versions(main: Path) -> str:
             paths = [main / task / f"{name}.json" for name in names]
             if all(path.is_file() for path in paths):
                 before, after = map(read_run, paths)
-                rows += [[task, seeds, f"{step:,}", _returns(before, step), _returns(after, step)] for step in _STEPS]
+                rows += [
+                    [task, seeds, f"{step:,}", returns_cell(before, step), returns_cell(after, step)] for step in _STEPS
+                ]
     return markdown_table(("task", "seeds", "steps", "version 0.2", "with `exact`"), rows)
 
 
@@ -144,12 +150,10 @@ def _guided(folder: Path) -> str:
     """Runs with and without guided generation, the latter first, and what each cost."""
     rows = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent, len(path.stem))):
-        run, settings = read_run(path), json.loads(path.read_text(encoding="utf-8"))["settings"]
+        run = read_run(path)
         used = sum(run.wall_seconds[part] for part in ("fit", "generate")) / run.wall_seconds["total"]
-        relevance = (settings.get("relevance") or {"name": "-"})["name"]
-        rows.append(
-            [run.task, settings["critic"], relevance, len(run.returns), _returns(run, run.budget), f"{used:.0%}"]
-        )
+        relevance, seeds = run.settings.get("relevance", {}).get("name"), len(run.returns)
+        rows.append([run.task, run.settings["critic"], relevance, seeds, returns_cell(run, run.budget), f"{used:.0%}"])
     return markdown_table(("task", "critics", "relevance", "seeds", "return", "time in generator"), rows)
 
 
@@ -166,7 +170,9 @@ def _stable_baselines(main: Path) -> str:
             found = [path for name in names if (path := main / task / f"{name}.json").is_file()]
             if any(path.stem.startswith("sb3-") for path in found):
                 runs = [read_run(path) for path in found]
-                rows += [[task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), _returns(r, step)] for r in runs]
+                rows += [
+                    [task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), returns_cell(r, step)] for r in runs
+                ]
     return markdown_table(("task", "agent", "updates per step", "steps", "seeds", "return"), rows)
 
 
@@ -176,12 +182,5 @@ def _ablation(folder: Path) -> str:
     rows = []
     for name, title in _ABLATION.items():
         paths = [folder / task / f"{name}.json" for task in tasks]
-        rows.append([title, *(_returns(read_run(path), EARLY_STEP) if path.is_file() else None for path in paths)])
+        rows.append([title, *(returns_cell(read_run(path), EARLY_STEP) if path.is_file() else None for path in paths)])
     return markdown_table((f"8 seeds, {EARLY_STEP:,} steps", *tasks), rows)
-
-
-def _returns(run: Run, step: int) -> str:
-    returns = run.at(step)
-    good = returns[np.isfinite(returns)]
-    failed = f" ({len(returns) - len(good)} failed)" if len(good) < len(returns) else ""
-    return mean_and_spread(good.tolist()) + failed

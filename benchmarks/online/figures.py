@@ -30,7 +30,8 @@ from synther_replay.benchmarks.common.plotting import (
     save_figure,
 )
 from synther_replay.benchmarks.common.statistics import Comparison, mean_curve
-from synther_replay.benchmarks.environments.scores import TASKS
+from synther_replay.benchmarks.environments.scores import SUITE, TASKS
+from synther_replay.benchmarks.online import suite
 from synther_replay.benchmarks.online.docs_tables import PUBLISHED, STEP
 from synther_replay.benchmarks.online.results import (
     KNOWN,
@@ -41,9 +42,11 @@ from synther_replay.benchmarks.online.results import (
     read_runs,
     reported_step,
 )
+from synther_replay.benchmarks.online.sections import FIGURE
 from synther_replay.benchmarks.online.tables import INTERVAL, left_out, report
 
 COLOURS = dict(zip(KNOWN, (BLACK, ORANGE, GREEN, BLUE, PURPLE, SKY_BLUE), strict=True))
+COLOURS |= {suite.WITHOUT: ORANGE, suite.WITH: BLUE}
 SPARE_COLOURS = (VERMILLION, YELLOW)
 
 
@@ -105,6 +108,8 @@ def draw_for_docs(results: Path, out: Path) -> None:
     runs = read_runs(results / "online" / "main", algorithms=PUBLISHED)
     draw_curves(runs, TASKS, out / "online.png")
     draw_aggregate(runs, compare_runs(runs, STEP), out / "aggregate.png")
+    if suite_runs := suite.read_suite(results / "online" / "suite"):
+        draw_curves(suite_runs, [task for task in SUITE if any(run.task == task for run in suite_runs)], out / FIGURE)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,13 @@
 """Returns that other agents have published at 100,000 environment steps, to show beside ours.
 
-Read from the result files or papers named by `source`; nothing here was run by us. Gymnasium tasks are of version 4
-there and of version 5 here where a task has both. An action repeat of 2 means half as many decisions in as many steps.
+Read from the result files or papers named by `source`; nothing here was run by us. Gymnasium tasks are of version 4.
+An action repeat of 2 means half as many decisions in as many steps.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +37,6 @@ class Published:
     repeat: int = 1
 
 
-_UPDATES, _SEEDS = 20, 8  # of our runs
 _GYM = ("Ant-v4", "Humanoid-v4", "HalfCheetah-v4", "Walker2d-v4", "Hopper-v4")
 _DMC = ("quadruped-walk", "reacher-hard", "finger-turn_hard", "hopper-hop", "cheetah-run")
 _BASELINE = "DAVIAN-Robotics/SimbaV2, results/baseline"
@@ -74,6 +73,13 @@ DMC_AGENTS = (
     Published("SimbaV2", 8, 5, _SCALING, _dmc(906, 890, 533, 176, 602), repeat=2),
     Published("XQC", 2, 10, _XQC, _dmc(609, 937, 326, 4, 722), repeat=2),
     Published(
+        "SynthER, published",
+        20,
+        None,
+        "Lu et al. 2023, as quoted",
+        {"quadruped-walk": 727, "reacher-hard": 839, "cheetah-run": 729},
+    ),
+    Published(
         "PGR",
         20,
         None,
@@ -83,24 +89,27 @@ DMC_AGENTS = (
 )
 
 
-def beside_ours(agents: Sequence[Published], ours: Sequence[Run], step: int, title: str) -> str:
-    """Table of published agents and, in the last row, of our runs.
+def beside_ours(agents: Sequence[Published], ours: Mapping[str, Sequence[Run]], step: int) -> str:
+    """Table of published agents and, in the last rows, of our runs.
 
     Args:
         agents: Agents with returns on the same kind of tasks.
-        ours: Our runs, of one algorithm; another version of a task counts as the same task.
+        ours: Our runs by title of their row. Where there is none of a task, one of another version of it is shown.
         step: Environment step of our returns.
-        title: Name of our algorithm.
     """
     tasks = list(dict.fromkeys(task for agent in agents for task in agent.returns))
-    own = {_name(run.task): run for run in ours}
     rows: list[list[object]] = [
         [agent.name, agent.updates, agent.repeat, agent.seeds, *(agent.returns.get(task) for task in tasks)]
         for agent in agents
     ]
-    found = [own.get(_name(task)) for task in tasks]
-    cells = [None if run is None else f"**{np.nanmean(run.at(step)):.0f}**" for run in found]
-    rows.append([title, _UPDATES, 1, _SEEDS, *cells])
+    for title, runs in ours.items():
+        own = {_name(run.task): run for run in runs} | {run.task: run for run in runs}
+        found = [own.get(task, own.get(_name(task))) for task in tasks]
+        shown = [run for run in found if run]
+        if shown:
+            cells = [f"**{np.nanmean(run.at(step)):.0f}**" if run else None for run in found]
+            updates, seeds = _listed(run.utd for run in shown), _listed(len(run.returns) for run in shown)
+            rows.append([title, updates, 1, seeds, *cells])
     return markdown_table(("agent", "updates", "action repeat", "seeds", *map(_name, tasks)), rows)
 
 
@@ -110,6 +119,10 @@ def sources(agents: Sequence[Published]) -> str:
     for agent in agents:
         by_source.setdefault(agent.source, []).append(agent.name)
     return "\n".join(f"- {', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items())
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(values))))
 
 
 def _name(task: str) -> str:

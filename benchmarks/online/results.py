@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from synther_replay.benchmarks.common.statistics import Comparison, compare
 from synther_replay.benchmarks.environments.scores import SCORE_RANGE, TASKS, normalise
+from synther_replay.benchmarks.online.settings import ALGORITHMS
 
 SUBJECT = "synther-fast"  # algorithm that the others are compared with
 KNOWN = ("sac", "sac20", "redq", SUBJECT, "synther-paper", "synther-tiny")
@@ -33,6 +35,9 @@ class Run:
         returns: Mean returns of each evaluation, ``(seeds, points)``; NaN for a failed seed.
         wall_seconds: `total` and the timed ones of `PARTS`, of all seeds together.
         machine: Description of the machine.
+        utd: Critic updates per environment step.
+        settings: Everything that the run was asked for; empty for runs in Stable-Baselines3.
+        diverged: Seeds whose value estimates left their range at some evaluation.
     """
 
     path: Path
@@ -43,6 +48,14 @@ class Run:
     returns: np.ndarray
     wall_seconds: Mapping[str, float]
     machine: str
+    utd: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    diverged: tuple[int, ...] = ()
+
+    @property
+    def synthetic_share(self) -> float:
+        """Share of synthetic rows in a batch."""
+        return 1 - self.settings["real_ratio"] if ALGORITHMS[self.settings["algo"]].synthetic else 0.0
 
     def at(self, step: int) -> np.ndarray:
         """Returns ``(seeds,)`` of the evaluation at `step`."""
@@ -80,8 +93,19 @@ def read_run(path: Path) -> Run:
     _expect(content["env"] == path.parent.name, path, f"env to be the folder's name, not {content['env']!r}")
     _expect(path.stem in named or path.stem not in KNOWN, path, f"algo and preset as in the file's name, got {named}")
     returns[~np.isfinite(returns)] = np.nan
-    machine = json.dumps(content["machine"], sort_keys=True)
-    return Run(path, content["env"], path.stem, content["steps"], steps, returns, wall, machine)
+    return Run(
+        path,
+        content["env"],
+        path.stem,
+        content["steps"],
+        steps,
+        returns,
+        wall,
+        machine=json.dumps(content["machine"], sort_keys=True),
+        utd=content["utd"],
+        settings=content.get("settings", {}),
+        diverged=tuple(sorted({seed for found in content.get("diverged", ()) for seed in found["seeds"]})),
+    )
 
 
 def read_runs(folder: Path, tasks: Sequence[str] | None = None, algorithms: Sequence[str] | None = None) -> list[Run]:

@@ -12,6 +12,10 @@ from synther_replay.benchmarks.common.statistics import COVERAGE, Comparison, Es
 from synther_replay.benchmarks.online.results import PARTS, SUBJECT, Run, algorithms
 
 INTERVAL = f"{COVERAGE} % stratified bootstrap interval"
+SCALES = (
+    "Scores: return / 1000 (DMC), D4RL's random = 0 and expert = 1 (Gym), a random policy = 0 and TD3 = 1 (Ant and "
+    "Humanoid)."
+)
 
 
 def score_table(
@@ -87,7 +91,7 @@ def report(runs: Sequence[Run], step: int, found: Comparison) -> str:
             "of the algorithms without failed seeds. Failed seeds (7/8 seeds: one failed) are excluded from the mean "
             f"and score 0, like a random policy, in the aggregates. Brackets: {INTERVAL}.\n",
             score_table(runs, step, found),
-            f"\n{aggregated_tasks(runs, found)} Scores: return / 1000 (DMC), D4RL's random = 0 and expert = 1 (Gym).",
+            f"\n{aggregated_tasks(runs, found)} {SCALES}",
             f"\n{times}. Other jobs on the machine may have slowed the runs.\n",
             time_table(runs),
             "",
@@ -105,6 +109,16 @@ def _score_cell(returns: np.ndarray, best: bool, titles: Mapping[str, str] | Non
         return f"failed{seeds}"
     text = mean_and_spread(good.tolist())
     return f"**{text}**{seeds}" if best else f"{text}{seeds}"
+
+
+def returns_cell(run: Run, step: int) -> str:
+    """Mean and spread of the returns at a step, and how many seeds failed."""
+    returns = run.at(step)
+    good = returns[np.isfinite(returns)]
+    if not len(good):
+        return "failed"
+    text = mean_and_spread(good.tolist())
+    return text if len(good) == len(returns) else f"{text} ({len(returns) - len(good)} failed)"
 
 
 def interval_cell(estimate: Estimate | None) -> str | None:

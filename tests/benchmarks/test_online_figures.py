@@ -5,11 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from online_result_files import result, write
 from scipy import stats
 
 from synther_replay.benchmarks import figures
 from synther_replay.benchmarks.common import statistics as aggregate
-from synther_replay.benchmarks.environments.scores import DMC_TASKS, GYM_TASKS, normalise
+from synther_replay.benchmarks.environments.scores import (
+    DMC_TASKS,
+    GYM_TASKS,
+    RANDOM_RETURNS,
+    SCORE_RANGE,
+    normalise,
+)
 from synther_replay.benchmarks.online import agents_table
 from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
@@ -30,29 +37,6 @@ def undrawn(monkeypatch):
 def report(*arguments):
     """The command line."""
     assert figures.main(["online", *map(str, arguments)]) == 0
-
-
-def result(task, algorithm, last, *, steps=2000, first=None, **changes):
-    """A result file's content: two evaluations, the second with the returns `last`."""
-    algo, _, preset = algorithm.partition("-")
-    parts = {"env": 30, "learner": 60, "fit": 15, "generate": 6, "evaluate": 3}
-    curve = [
-        {"step": steps // 2, "returns": [1.0] * len(last) if first is None else first},
-        {"step": steps, "returns": last},
-    ]
-    return {
-        **{"env": task, "algo": algo, "preset": preset or None, "seeds": list(range(len(last))), "utd": 1},
-        **{"steps": steps, "curve": curve, "wall_seconds": {"total": 120, **parts}, "machine": {"cpu": "x"}},
-        **{"versions": {}, "command": "python x", "commit": "abc", "settings": {}},
-        **changes,
-    }
-
-
-def write(folder, task, algorithm, last, **changes):
-    path = folder / task / f"{algorithm}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result(task, algorithm, last, **changes)))
-    return path
 
 
 def refusal(capsys, *arguments):
@@ -143,8 +127,15 @@ def test_normalised_scores():
     np.testing.assert_allclose(halfcheetah, [0, 1, 0], atol=1e-12)
     assert normalise("Hopper-v5", np.array([1607.0138475])) == pytest.approx(0.5)
     assert normalise("Walker2d-v5", np.array([1.629008])) == pytest.approx(0)
-    with pytest.raises(ValueError, match=r"task: expected one of .* got 'Ant-v5'"):
-        normalise("Ant-v5", np.zeros(1))
+    np.testing.assert_allclose(normalise("Humanoid-v4", np.array([120.5, 5165.0])), [0, 1])
+    with pytest.raises(ValueError, match=r"task: expected one of .* got 'Swimmer-v5'"):
+        normalise("Swimmer-v5", np.zeros(1))
+
+
+def test_score_ranges_begin_at_the_measured_returns_of_a_random_policy():
+    measured = json.loads((RESULTS.parent / "random-returns.json").read_text())["returns"]
+    assert {task: round(np.mean(returns), 1) for task, returns in measured.items()} == RANDOM_RETURNS
+    assert all(SCORE_RANGE[task][0] == low for task, low in RANDOM_RETURNS.items())
 
 
 def test_statistics_refuse_invalid_scores():
@@ -162,8 +153,8 @@ def test_statistics_refuse_invalid_scores():
 def test_tables_figures_and_printed_text(tmp_path, capsys):
     write(tmp_path, "cheetah-run", "sac", [100.0, 300.0])
     write(tmp_path, "cheetah-run", "synther-fast", [400.0, 600.0])
-    write(tmp_path, "Ant-v5", "synther-fast", [10.0])
-    report("--results", tmp_path, "--out", tmp_path / "out", "--svg", "--envs", "cheetah-run", "Ant-v5")
+    write(tmp_path, "Swimmer-v5", "synther-fast", [10.0])
+    report("--results", tmp_path, "--out", tmp_path / "out", "--svg", "--envs", "cheetah-run", "Swimmer-v5")
     text = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == text + "\n"
     lines = text.splitlines()
@@ -171,13 +162,13 @@ def test_tables_figures_and_printed_text(tmp_path, capsys):
         "| task | sac | synther-fast |",
         "|---|---|---|",
         "| cheetah-run | 200 +- 141 (2 seeds) | **500 +- 141** (2 seeds) |",
-        "| Ant-v5 | - | **10** (1 seed) |",
+        "| Swimmer-v5 | - | **10** (1 seed) |",
         "| IQM of normalised scores | 0.20 [0.10, 0.30] | 0.50 [0.40, 0.60] |",
         "| probability that synther-fast is better | 1.00 [1.00, 1.00] | - |",
         "",
     ]
     assert "2,000" in lines[0]
-    assert "left out: Ant-v5." in lines[9]
+    assert "left out: Swimmer-v5." in lines[9]
     assert "different machines" not in text
     assert "| cheetah-run | sac | 2000 | 2.0 | 25.0% | 50.0% | 12.5% | 5.0% | 2.5% | 5.0% |" in lines
     for name in ("online.png", "aggregate.png"):
@@ -235,22 +226,22 @@ def test_a_curve_that_stops_early_is_refused(tmp_path, capsys):
 def test_other_tasks_and_algorithms_are_read_only_if_listed(tmp_path, capsys, undrawn):
     write(tmp_path, "cheetah-run", "sac", [7.0])
     write(tmp_path, "cheetah-run", "synther-fast-narrow", [8.0], algo="synther", preset="fast")
-    write(tmp_path, "Ant-v5", "sac", [9.0])
+    write(tmp_path, "Ant-v3", "sac", [9.0])
     (tmp_path / "ablations").mkdir()
     (tmp_path / "ablations" / "note.json").write_text("{")
     report("--results", tmp_path)
     text = capsys.readouterr().out
-    assert "Ant" not in text
+    assert "Ant-v3" not in text
     assert "narrow" not in text
     assert (tmp_path / "aggregate.png").exists()
-    asked = ["--envs", "Ant-v5", "cheetah-run", "--algorithms", "synther-fast-narrow", "sac"]
+    asked = ["--envs", "Ant-v3", "cheetah-run", "--algorithms", "synther-fast-narrow", "sac"]
     report("--results", tmp_path, *asked)
     text = capsys.readouterr().out
     assert "| task | sac | synther-fast-narrow |" in text
     assert "Aggregated over cheetah-run, " in text
-    assert "| Ant-v5 | **9** (1 seed) | - |" in text
-    assert "Ant-v5: expected result files" in refusal(
-        capsys, "--results", tmp_path, "--algorithms", "redq", "synther-fast-narrow", "--envs", "cheetah-run", "Ant-v5"
+    assert "| Ant-v3 | **9** (1 seed) | - |" in text
+    assert "Ant-v3: expected result files" in refusal(
+        capsys, "--results", tmp_path, "--algorithms", "redq", "synther-fast-narrow", "--envs", "cheetah-run", "Ant-v3"
     )
     assert "redq.json" in refusal(capsys, "--results", tmp_path, "--algorithms", "redq", "sac")
 
@@ -408,9 +399,10 @@ def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeyp
 
 def test_table_of_agents_shows_what_differs_from_the_default_agent(tmp_path):
     changes = {"temperature": 0.01, "normalise_observations": True}
-    shared = {"critic": "layernorm", "utd": 20, "real_ratio": 0.9}
-    write(tmp_path, "Ant-v4", "synther", [10.0, 30.0], settings={**shared, "algo": "synther", "agent": changes})
-    write(tmp_path, "Ant-v4", "sac20", [1.0], settings={**shared, "algo": "sac20"})
+    shared = {"critic": "layernorm", "real_ratio": 0.9}
+    asked = {**shared, "algo": "synther", "agent": changes}
+    write(tmp_path, "Ant-v4", "synther", [10.0, 30.0], utd=20, settings=asked)
+    write(tmp_path, "Ant-v4", "sac20", [1.0], utd=20, settings={**shared, "algo": "sac20"})
     rows = agents_table.table(tmp_path).splitlines()[2:]
     plain, changed = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
     assert plain[:8] == ["Ant-v4", "layernorm", "20", "0%", "1", "0", "no", "0.0003"]

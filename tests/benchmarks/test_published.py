@@ -14,7 +14,7 @@ from synther_replay.benchmarks.online.results import Run
 def run(task: str, *returns: float) -> Run:
     steps = np.array([50, 100])
     curve = np.array([[0.0, value] for value in returns])
-    return Run(Path("x.json"), task, "ours", 100, steps, curve, {"total": 1.0}, "")
+    return Run(Path("x.json"), task, "ours", 100, steps, curve, {"total": 1.0}, "", utd=20)
 
 
 def cells(table: str, agent: str) -> list[str]:
@@ -23,7 +23,7 @@ def cells(table: str, agent: str) -> list[str]:
 
 
 def test_our_runs_stand_under_the_same_task_of_another_version() -> None:
-    table = beside_ours(GYM_AGENTS, [run("Hopper-v5", 10, 30), run("cheetah-run", 1)], 100, "ours")
+    table = beside_ours(GYM_AGENTS, {"ours": [run("Hopper-v5", 10, 30), run("cheetah-run", 1)]}, 100)
     header, ours, redq = (cells(table, name) for name in ("agent", "ours", "REDQ"))
     assert dict(zip(header, ours, strict=True))["Hopper"] == "**20**"
     assert dict(zip(header, redq, strict=True))["Hopper"] == "2750"
@@ -31,7 +31,17 @@ def test_our_runs_stand_under_the_same_task_of_another_version() -> None:
 
 
 def test_a_failed_seed_does_not_hide_the_others() -> None:
-    assert cells(beside_ours(DMC_AGENTS, [run("cheetah-run", 10, np.nan)], 100, "ours"), "ours")[-1] == "**10**"
+    assert cells(beside_ours(DMC_AGENTS, {"ours": [run("cheetah-run", 10, np.nan)]}, 100), "ours")[-1] == "**10**"
+
+
+def test_the_same_version_of_a_task_comes_first_and_rows_without_tasks_are_left_out() -> None:
+    ours = {"ours": [run("Ant-v4", 1, 3), run("Ant-v5", 9)], "others": [run("cheetah-run", 1)]}
+    table = beside_ours(GYM_AGENTS, ours, 100)
+    assert dict(zip(cells(table, "agent"), cells(table, "ours"), strict=True)) == {
+        **{"agent": "ours", "updates": "20", "action repeat": "1", "seeds": "2", "Ant": "**2**"},
+        **dict.fromkeys(("Humanoid", "HalfCheetah", "Walker2d", "Hopper"), "-"),
+    }
+    assert "others" not in table
 
 
 @pytest.mark.parametrize("agents", [GYM_AGENTS, DMC_AGENTS])

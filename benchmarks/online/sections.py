@@ -1,0 +1,54 @@
+"""Sections of docs/results/online.md that appear once they have results: the suite, its ablation, and scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synther_replay.benchmarks.online import suite, variants
+from synther_replay.benchmarks.online.results import SUBJECT
+from synther_replay.benchmarks.online.tables import SCALES
+
+FIGURE = "suite.png"
+_OF_SUITE = "suite/{task}/*.json"
+_OF_MAIN = tuple(f"main/{{task}}/{name}.json" for name in ("sac20", SUBJECT))
+
+
+def sections(online: Path) -> dict[str, str]:
+    """Whole sections by name; empty without results.
+
+    Args:
+        online: Folder of the published results of the online benchmark.
+    """
+    return {
+        "online-suite": _section(
+            "Twelve tasks",
+            "One agent with and without synthetic rows on the six tasks above and six more. "
+            f"{SCALES}\n\n![Learning curves of the suite](../assets/{FIGURE})",
+            suite.table(suite.read_suite(online / "suite")),
+            "suite",
+        ),
+        "online-parts": _section(
+            "What each part brings",
+            "Critics, synthetic rows and [relevance](../guided-generation.md), with and without each other. With runs "
+            "of the main table and of the suite.",
+            variants.table(online / "parts", (*_OF_MAIN, _OF_SUITE)),
+            "parts",
+        ),
+        "online-scaling": _section(
+            "Updates per step and share of synthetic rows",
+            "One agent with more or fewer updates, and with more or fewer synthetic rows. With runs of the suite.",
+            variants.table(online / "scaling", (_OF_SUITE,)),
+            "scaling",
+        ),
+    }
+
+
+def _section(title: str, text: str, table: str, group: str) -> str:
+    if not table:
+        return ""
+    command = (
+        f'python -m synther_replay.benchmarks.online.jobs {group} --each="OPTIONS OF THE AGENT" |\n'
+        "  xargs -L 1 python benchmarks/online_dmc.py"
+    )
+    files = f"Files, with the command of each: `benchmarks/results/online/{group}/`"
+    return "\n\n".join((f"## {title}", text, table, f"```sh\n{command}\n```", files))
