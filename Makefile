@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TRITON_FOLDER := $(VENV)/triton-$(TRITON)
 
+# Tests run in many processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow soak priorities kernels triton docs lint clean
 
