@@ -29,7 +29,7 @@ SMALL = {"width": 16, "depth": 1, "steps": 30, "refit_steps": 20, "batch_size": 
 def make(relevance: Any, env: Any = "Pendulum-v1", algorithm: Any = SAC, encoder: Any = None, **options: Any) -> Any:
     buffer = {"generator": SMALL, "schedule": {"every": 60, "rows": 100, "start": 60}, "relevance": relevance}
     small = {"policy_kwargs": {"net_arch": [16]}, "learning_starts": 50, "batch_size": 16, "seed": 0, "device": "cpu"}
-    small["buffer_size"] = 1_000  # the default takes seconds to copy and to save
+    small |= {"buffer_size": 1_000, "train_freq": 5}  # a large buffer takes seconds to copy and to save
     buffer["encoder"] = encoder
     small |= {"replay_buffer_class": SynthERBuffer, "replay_buffer_kwargs": buffer, **options}
     return algorithm("MlpPolicy", env, **small)
