@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+_CANCELLED: ContextVar[Callable[[], bool] | None] = ContextVar("cancelled", default=None)
 
 
 class CancelledError(BaseException):
@@ -15,9 +14,9 @@ class CancelledError(BaseException):
 
 
 @contextmanager
-def cancelled_by(event: threading.Event) -> Iterator[None]:
-    """Let `check_cancelled` raise within, once the event is set."""
-    token = _CANCELLED.set(event)
+def cancelled_when(is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Let `check_cancelled` raise within, once the function says so."""
+    token = _CANCELLED.set(is_cancelled)
     try:
         yield
     finally:
@@ -26,6 +25,6 @@ def cancelled_by(event: threading.Event) -> Iterator[None]:
 
 def check_cancelled() -> None:
     """Raise `CancelledError` if the work of this thread was cancelled."""
-    event = _CANCELLED.get()
-    if event is not None and event.is_set():
+    is_cancelled = _CANCELLED.get()
+    if is_cancelled is not None and is_cancelled():
         raise CancelledError("the refit was dropped")

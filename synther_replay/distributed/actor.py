@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import OrderedDict
+import uuid
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 import synther_replay
+from synther_replay.common.cancelling import CancelledError, cancelled_when, check_cancelled
 from synther_replay.common.seeding import derive_seed
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
@@ -29,6 +32,7 @@ from synther_replay.generator import DiffusionGenerator, FitReport
 
 _KEPT = 2  # generators with their trainers and samplers: usually a single one and a stack
 _STATES = 3  # kept for each learner: its own, that of a job, and one on the way
+_DROPPED = 8  # requests, remembered for each learner
 _CHUNK_BYTES = 2**24  # of the rows that are sent at once
 
 
@@ -62,7 +66,7 @@ class FitRequest:
         condition: Their conditions, if any.
         weights: Their weights, if any.
         options: Other arguments of `DiffusionGenerator.begin`.
-        key: Name of the new state.
+        key: Name of the request, and of the new state.
     """
 
     origin: Origin
@@ -75,7 +79,7 @@ class FitRequest:
 
 @dataclass(frozen=True, eq=False)
 class SampleRequest:
-    """Arguments of a draw; `draws` counts those before it."""
+    """Arguments of a draw; `draws` counts those before it, `key` names it."""
 
     origin: Origin
     n: int
@@ -83,6 +87,7 @@ class SampleRequest:
     condition: np.ndarray | None = None
     guidance: float = 1.0
     seed: int | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 Fitted = tuple[State, FitReport]
@@ -100,10 +105,13 @@ class GeneratorActor:
     def __init__(self, device: str, *, learners: int = 1, wait: float = 0.0) -> None:
         """Start without generators."""
         self._device = device
-        self._fits: Gathering[FitRequest, Fitted] = Gathering(self._fit_all, size=learners, wait=wait)
+        self._fits: Gathering[FitRequest, Fitted] = Gathering(
+            self._fit_all, size=learners, wait=wait, is_wanted=lambda request: request.key not in self._dropped
+        )
         self._generators: OrderedDict[tuple[str, str, int], tuple[DiffusionGenerator, State]] = OrderedDict()
         self._states: OrderedDict[str, State] = OrderedDict()
         self._most_states = _STATES * learners
+        self._dropped: deque[str] = deque(maxlen=_DROPPED * learners)
         self._computing = threading.Lock()
 
     def greet(self) -> str:
@@ -117,10 +125,14 @@ class GeneratorActor:
         """
         return self._fits.submit(replace(request, rows=rows, condition=condition, weights=weights))
 
+    def drop(self, key: str) -> None:
+        """End a request soon, because nobody waits for its result any more."""
+        self._dropped.append(key)
+
     def sample(self, request: SampleRequest) -> Iterator[Any]:
         """Yield generated rows in chunks; then the number of draws, and of rejected rows."""
         origin = request.origin
-        with self._computing:
+        with self._computing, self._until_dropped(request.key):
             generator, _ = self._generator(origin, 1)
             state = self._state(origin)
             assert state is not None  # the learner asks nothing before its first fit
@@ -140,7 +152,8 @@ class GeneratorActor:
         with self._computing:
             for number, request in enumerate(requests):
                 try:
-                    groups.setdefault(self._kind(request), []).append(number)
+                    with self._until_dropped(request.key):
+                        groups.setdefault(self._kind(request), []).append(number)
                 except Exception as error:  # its state is lost, for example; the others need not fail with it
                     results[number] = error
             for numbers in groups.values():
@@ -150,7 +163,8 @@ class GeneratorActor:
 
     def _fit_group(self, requests: Sequence[FitRequest]) -> Sequence[Fitted | BaseException]:
         try:
-            return self._fit_stack(requests)
+            with self._until_dropped(*(request.key for request in requests)):
+                return self._fit_stack(requests)
         except Exception as error:
             if len(requests) == 1 or not (isinstance(error, DivergedError | ValueError) or is_out_of_memory(error)):
                 return [error] * len(requests)
@@ -180,6 +194,16 @@ class GeneratorActor:
         )
         state = on_cpu(generator.state_dict())
         return [self._result(request, member(state, i), report, i) for i, request in enumerate(requests)]
+
+    @contextmanager
+    def _until_dropped(self, *keys: str) -> Iterator[None]:
+        """End the work within by an error, once nobody waits for any of these requests."""
+        try:
+            with cancelled_when(lambda: all(key in self._dropped for key in keys)):
+                check_cancelled()
+                yield
+        except CancelledError as error:
+            raise RuntimeError("the request was dropped") from error  # an `Exception`: others would end the actor
 
     def _result(self, request: FitRequest, state: State, report: FitReport, number: int) -> Fitted:
         state["seed"] = request.origin.seed

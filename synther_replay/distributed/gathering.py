@@ -28,13 +28,19 @@ class Gathering(Generic[Request, Result]):
         compute: Returns a result for each request; one that is an exception is raised where the request came from.
         size: Number of requests that are not waited beyond.
         wait: Most seconds that the first request waits for the others.
+        is_wanted: Whether somebody still waits for a request; others do not count for `size`.
     """
 
     def __init__(
-        self, compute: Callable[[Sequence[Request]], Sequence[Result | BaseException]], *, size: int, wait: float
+        self,
+        compute: Callable[[Sequence[Request]], Sequence[Result | BaseException]],
+        *,
+        size: int,
+        wait: float,
+        is_wanted: Callable[[Request], bool] = lambda _: True,
     ) -> None:
         """Start without requests."""
-        self._compute, self._size, self._wait = compute, size, wait
+        self._compute, self._size, self._wait, self._is_wanted = compute, size, wait, is_wanted
         self._waiting: list[_Entry[Request, Result]] = []
         self._changed = threading.Condition()
 
@@ -46,7 +52,7 @@ class Gathering(Generic[Request, Result]):
             is_first = len(self._waiting) == 1
             self._changed.notify_all()
             if is_first:
-                self._changed.wait_for(lambda: len(self._waiting) >= self._size, self._wait)
+                self._changed.wait_for(self._is_complete, self._wait)
                 gathered, self._waiting = self._waiting, []
         if is_first:
             self._answer(gathered)
@@ -55,6 +61,9 @@ class Gathering(Generic[Request, Result]):
             raise entry.result
         assert entry.result is not None  # after the event
         return entry.result
+
+    def _is_complete(self) -> bool:
+        return sum(self._is_wanted(entry.request) for entry in self._waiting) >= self._size
 
     def _answer(self, gathered: list[_Entry[Request, Result]]) -> None:
         results: Sequence[Result | BaseException]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import synther_replay
+from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.distributed.actor import GeneratorActor
 
 _NAMESPACE = "synther_replay"
 _SHORT_WAIT = 1.0  # seconds, for an actor that did not start in time before
+_LOOKS_EVERY = 0.2  # seconds, for a job that was dropped
+_CHUNKS = 4  # of rows that may wait in the object store for a learner that reads slowly
 
 
 class RemoteError(RuntimeError):
@@ -89,15 +93,20 @@ class RayWorker:
         with self._reported("fit"):
             with self._starting:
                 actor = self._started()
-            return ray().get(actor.fit.remote(request, *arrays))
+            with _dropped_on_exit(actor, request.key):
+                result = actor.fit.remote(request, *arrays)
+                _wait_for(result)
+                return ray().get(result)
 
     def sample(self, request: Any) -> Iterator[Any]:
-        """Call `GeneratorActor.sample`; chunks come while others are still on their way."""
+        """Call `GeneratorActor.sample`; a few chunks are on their way while others are read."""
         with self._reported("sample"):
             with self._starting:
                 actor = self._started()
-            for chunk in actor.sample.remote(request):
-                yield ray().get(chunk)
+            with _dropped_on_exit(actor, request.key):
+                chunks = actor.sample.options(_generator_backpressure_num_objects=_CHUNKS).remote(request)
+                while _wait_for(chunks) and (chunk := next(chunks, None)) is not None:
+                    yield ray().get(chunk)
 
     def put(self, value: Any) -> Any:
         """Copy a value to the object store and return its reference."""
@@ -146,9 +155,8 @@ class RayWorker:
         """Version of the library where the actor is."""
         if self._greeting is None:
             self._greeting = self._actor.greet.remote()
-        done, _ = ray().wait([self._greeting], timeout=max(0.0, deadline - time.monotonic()))
-        self._was_late = not done
-        if not done:
+        self._was_late = not _wait_for(self._greeting, deadline)
+        if self._was_late:
             raise self._late()
         greeting, self._greeting = self._greeting, None
         answer: str = ray().get(greeting)
@@ -194,6 +202,32 @@ def ray() -> Any:
     except ImportError as error:
         raise ImportError("synther_replay.distributed needs Ray: pip install 'synther-replay[ray]'") from error
     return module
+
+
+def _wait_for(reference: Any, deadline: float = math.inf) -> bool:
+    """Wait for an object, or the next one of a stream; whether it is there in time.
+
+    Raises:
+        CancelledError: The work of this thread was dropped.
+    """
+    while True:
+        left = deadline - time.monotonic()
+        done, _ = ray().wait([reference], timeout=max(0.0, min(left, _LOOKS_EVERY)))
+        if done or left <= 0:
+            return bool(done)
+        check_cancelled()
+
+
+@contextmanager
+def _dropped_on_exit(actor: Any, key: str) -> Iterator[None]:
+    """Have the actor drop a request that this thread stops waiting for: it was cancelled or interrupted."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            with suppress(Exception):  # the cluster may be gone
+                actor.drop.remote(key)
+        raise
 
 
 def _kind(error: Exception) -> str:

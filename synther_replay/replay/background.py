@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from synther_replay.common.cancelling import cancelled_by
+from synther_replay.common.cancelling import cancelled_when
 from synther_replay.common.checks import whole_number
 from synther_replay.common.requests import Requests, asking
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -234,7 +234,7 @@ def _compute(
 ) -> None:
     try:
         with (
-            cancelled_by(cancelled),
+            cancelled_when(cancelled.is_set),
             asking(requests),
             contextlib.nullcontext() if stream is None else torch.cuda.stream(stream),
         ):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from small_cluster import ON_SECOND
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,11 @@ def cluster() -> Iterator[Any]:
     yield nodes
     ray.shutdown()
     nodes.shutdown()
+
+
+@pytest.fixture(scope="session")
+def worker(cluster: Any) -> Any:
+    """An actor on the second node, for tests that do not kill it."""
+    from synther_replay.distributed import RayWorker
+
+    return RayWorker(**ON_SECOND)

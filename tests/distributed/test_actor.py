@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
@@ -151,3 +152,38 @@ def test_a_learner_whose_state_is_lost_fails_alone(monkeypatch):
     well, failed = actor._fit_all(requests)
     assert well[0]["seed"] == 0
     assert "lost" in str(failed)
+
+
+def test_a_fit_that_is_dropped_ends_and_leaves_the_actor_free():
+    actor, begun = GeneratorActor("cpu"), threading.Event()
+    plain = DiffusionGenerator.fit
+
+    def fit_and_tell(self, rows, **options):
+        begun.set()
+        return plain(self, rows, **options)
+
+    with patch.object(DiffusionGenerator, "fit", fit_and_tell), ThreadPoolExecutor(1) as pool:
+        endless = pool.submit(fit, actor, 0, transitions(), steps=10_000_000, max_seconds=1e9)
+        begun.wait()
+        actor.drop("fit-0")
+        with pytest.raises(RuntimeError, match="dropped"):
+            endless.result()
+    assert fit(actor, 0, transitions(), key="next")[1].steps == CONFIG.steps
+
+
+def test_a_dropped_fit_is_not_in_the_stack_of_the_others():
+    requests = [FitRequest(origin(seed), f"fit-{seed}", transitions(seed=seed).rows.numpy()) for seed in (0, 1)]
+    actor = GeneratorActor("cpu", learners=2)
+    actor.drop("fit-0")
+    failed, well = actor._fit_all(requests)
+    assert "dropped" in str(failed)
+    assert well[1].losses == fit(GeneratorActor("cpu"), 1, transitions(seed=1))[1].losses
+
+
+def test_a_dropped_draw_is_not_computed():
+    actor = GeneratorActor("cpu")
+    fit(actor, 0, transitions())
+    request = SampleRequest(origin(0, "fit-0"), 100, 0)
+    actor.drop(request.key)
+    with pytest.raises(RuntimeError, match="dropped"):
+        list(actor.sample(request))

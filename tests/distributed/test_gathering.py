@@ -65,3 +65,16 @@ def test_requests_during_a_call_are_the_next_call():
         may_end.set()
         assert (first.result(), second.result()) == (1, 2)
     assert sorted(calls) == [[1], [2]]
+
+
+def test_requests_that_nobody_waits_for_do_not_count():
+    calls = []
+
+    def compute(numbers):
+        calls.append(sorted(numbers))
+        return numbers
+
+    gathering = Gathering(compute, size=2, wait=60.0, is_wanted=lambda number: number >= 0)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(gathering.submit, (-1, 2, 3)))
+    assert calls == [[-1, 2, 3]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,16 +14,12 @@ from small_cluster import CONFIG, ON_SECOND, SPEC, transitions
 
 from synther_replay import DiffusionGenerator, RetrainSchedule, RingBuffer, SyntheticReplayBuffer
 from synther_replay.distributed import RayGenerator, RayWorker
-from synther_replay.distributed.actor import SampleRequest
+from synther_replay.distributed import worker as remote
+from synther_replay.distributed.actor import GeneratorActor, Origin, SampleRequest
 from synther_replay.errors import NotFittedError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def worker(cluster):
-    return RayWorker(**ON_SECOND)
 
 
 @pytest.fixture
@@ -48,6 +45,32 @@ def test_rows_come_in_chunks(generator):
     *chunks, _ = generator.worker.sample(SampleRequest(generator.origin(generator._model), 700_000, 0))
     assert len(chunks) == 2
     assert np.concatenate(chunks).shape == (700_000, SPEC.dim)
+
+
+def test_few_chunks_wait_for_a_slow_reader(cluster, monkeypatch):
+    import ray
+
+    class Counting(GeneratorActor):
+        """Makes many chunks; `ahead` is the largest number of them that were made and not read."""
+
+        made = done = ahead = 0
+
+        def sample(self, request):
+            for number in range(request.n):
+                self.made += 1
+                self.ahead = max(self.ahead, self.made - self.done)
+                yield np.full(1, number)
+
+        def tell(self):
+            self.done += 1
+            return self.ahead
+
+    monkeypatch.setattr(remote, "GeneratorActor", Counting)
+    worker = RayWorker(**ON_SECOND).start()
+    actor = ray.get_actor(worker.name, namespace="synther_replay")
+    ahead = [ray.get(actor.tell.remote()) for _ in worker.sample(SampleRequest(Origin("", "", 0), 100, 0))]
+    assert len(ahead) == 100
+    assert ahead[-1] <= 2 * remote._CHUNKS
 
 
 def test_its_files_are_those_of_the_generator_in_this_process(generator, tmp_path):
@@ -91,6 +114,29 @@ def test_refits_in_the_background(generator):
     buffer.add(transitions(20, seed=1))
     assert buffer.sample(32).is_synthetic.sum() == 16
     assert buffer.refits == 1
+
+
+def test_a_job_that_is_dropped_holds_neither_learner_nor_actor(worker):
+    endless = replace(CONFIG, steps=100_000_000, max_seconds=None, patience=None)
+    buffer = SyntheticReplayBuffer(
+        RingBuffer(SPEC, 10_000),
+        RayGenerator(SPEC, endless, worker=worker),
+        schedule=RetrainSchedule(every=100, start=100, rows=200),
+        refit="background",
+        lag=50,
+        device="cpu",
+    )
+    buffer.add(transitions(100))
+    buffer.sample(32)
+    assert buffer._pending is not None
+    thread = buffer._pending._thread
+    buffer.clear()
+    buffer.add(transitions(10))
+    with pytest.warns(RuntimeWarning, match="overtaken"):
+        buffer.sample(5)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert RayGenerator(SPEC, CONFIG, worker=worker).fit(transitions()).steps == CONFIG.steps
 
 
 def test_learners_in_other_processes_share_the_actor(cluster):

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from small_cluster import CONFIG, ON_SECOND
+from small_cluster import CONFIG
 
 pytest.importorskip("ray")
 pytest.importorskip("torchrl")
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, LazyTensorStorage, RayReplayBuffer, TensorDictReplayBuffer
 
 from synther_replay.adapters.torchrl import HostedSynthERReplayBuffer, SynthERReplayBuffer
-from synther_replay.distributed import RayGenerator, RayWorker
+from synther_replay.distributed import RayGenerator
 
 pytestmark = pytest.mark.slow
 OPTIONS = {"action_spec": Bounded(-1, 1, (1,)), "schedule": {"every": 100, "start": 100, "rows": 500}, "device": "cpu"}
@@ -30,11 +30,11 @@ def real() -> TensorDictReplayBuffer:
     return TensorDictReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=32)
 
 
-def test_a_buffer_with_a_generator_elsewhere(cluster):
+def test_a_buffer_with_a_generator_elsewhere(worker):
     plain = SynthERReplayBuffer(real(), generator=CONFIG, **OPTIONS)
     plain.extend(rows(50))
     plain.sample()
-    generator = RayGenerator(plain.source.spec, CONFIG, worker=RayWorker(**ON_SECOND))
+    generator = RayGenerator(plain.source.spec, CONFIG, worker=worker)
     buffer = SynthERReplayBuffer(real(), generator=generator, **OPTIONS)
     buffer.extend(rows(150))
     assert buffer.sample()["is_synthetic"].sum() == 16
