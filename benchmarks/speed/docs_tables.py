@@ -36,6 +36,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed-cpu": cpu_table(cpu),
         "scale-background": background_table(_measured(folder / "background-cpu.json")),
         "scale-streaming": streaming.table(json.loads((folder / "streaming-cpu.json").read_text())),
+        "scale-ray": ray_tables(json.loads((folder / "ray-cpu.json").read_text())),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),
@@ -128,6 +129,28 @@ def background_table(modes: Measured, machine: str = "SAC on Humanoid-v5, two CP
         if any(own)
     ]
     return markdown_table((machine, *(f'`refit="{mode}"`' for mode in modes)), rows)
+
+
+def ray_tables(content: dict[str, Any]) -> str:
+    """Seconds of a refit in this process and by an actor of Ray, and of learners that share an actor.
+
+    Args:
+        content: A result file of by_ray.py.
+    """
+    compared = content["overhead"]
+    titles = {"fit": "fit", "sample": f"{compared['rows']:,} rows of {compared['columns']} columns"}
+    seconds = {
+        part: [", ".join(f"{one[part]:.2f}" for one in compared["seconds"][way]) for way in ("in_process", "ray")]
+        for part in titles
+    }
+    rows = [[title, *seconds[part], f"{compared['overhead_seconds'][part]:.2f}"] for part, title in titles.items()]
+    overhead = markdown_table(("seconds of", "in this process", "by Ray", "median of the differences"), rows)
+    shared = [
+        [one["learners"], ", ".join(f"{value:.2f}" for value in one["seconds"]), f"{one['times_one']:.1f}"]
+        for one in content["shared"]
+    ]
+    head = ("learners that share an actor", "seconds until all have their rows", "median, times that of one")
+    return f"{overhead}\n\n{markdown_table(head, shared)}"
 
 
 def adapters_table(machines: dict[str, Measured]) -> str:
