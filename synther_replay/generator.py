@@ -25,6 +25,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.diffusion.trainer import TrainingPlan
 from synther_replay.diffusion.workers import Workers
 from synther_replay.errors import CheckpointError, NotFittedError, is_out_of_memory
+from synther_replay.model.checks import check_base, check_spec, check_transitions
 from synther_replay.model.engine import Engine
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.fitting import FitData, FitJob, FitReport, sample
@@ -233,8 +234,7 @@ class DiffusionGenerator:
             raise TypeError(f"job: expected a FitJob, got {job!r}")
         if job.engine is not self._engine:
             raise ValueError("job: it was begun by another generator, or before this one was moved or loaded")
-        if job.base is not self._training:
-            raise ValueError("job: it was committed before, or another fit was committed or loaded since it began")
+        check_base(job.base, self._training)
         report = job.run()
         assert job.model is not None and job.training is not None  # after run
         self._model, self._training = job.model, job.training
@@ -403,10 +403,7 @@ class DiffusionGenerator:
 
     def _checked(self, transitions: Transitions) -> Tensor:
         """Validate transitions and return rows ``(stack, n, dim)`` on the device."""
-        if not isinstance(transitions, Transitions):
-            raise TypeError(f"transitions: expected Transitions or a stream of them, got {type(transitions).__name__}")
-        if transitions.spec != self.spec:
-            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
+        check_transitions(transitions, self.spec, "Transitions or a stream of them")
         rows = transitions.rows.detach().to(self.device)
         rows = rows[None] if rows.ndim == 2 else rows
         if rows.ndim != 3 or rows.shape[0] != self.stack:
@@ -421,8 +418,7 @@ class DiffusionGenerator:
     def _windows(self, stream: RowStream, size: int | None, has_more: bool) -> Windows:
         if self.stack > 1 or has_more:
             raise ValueError("transitions: conditions, weights and stacks need Transitions in memory, got a stream")
-        if stream.spec != self.spec:  # before it is read
-            raise ValueError(f"transitions: got spec {stream.spec.to_json()}, expected {self.spec.to_json()}")
+        check_spec(stream.spec, self.spec)  # before it is read
         return Windows(stream, None if size is None else whole_number("window", size, least=self.min_rows), self.seed)
 
     def _new_codec(self) -> TransitionCodec:

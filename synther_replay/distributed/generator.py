@@ -23,6 +23,7 @@ from synther_replay.distributed.stacking import State, as_arrays, as_tensors
 from synther_replay.distributed.worker import RayWorker, RemoteError
 from synther_replay.errors import NotFittedError
 from synther_replay.generator import KIND, DiffusionGenerator, FitReport
+from synther_replay.model.checks import check_base, check_transitions
 from synther_replay.model.fitted import Draws
 from synther_replay.persistence.checkpoint import save_checkpoint
 
@@ -99,10 +100,7 @@ class RayGenerator:
         self, transitions: Transitions, *, condition: Any = None, weights: Any = None, **options: Any
     ) -> RayFitJob:
         """Prepare a fit: copy the transitions to the object store. Arguments: see `DiffusionGenerator.fit`."""
-        if not isinstance(transitions, Transitions):
-            raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
-        if transitions.spec != self.spec:
-            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
+        check_transitions(transitions, self.spec)
         options.pop("progress", None)  # nobody sees the terminal of the actor
         arrays = [None if values is None else _array(values) for values in (transitions.rows, condition, weights)]
         return RayFitJob(self, [None if array is None else self.worker.put(array) for array in arrays], options)
@@ -118,8 +116,7 @@ class RayGenerator:
             raise TypeError(f"job: expected a RayFitJob, got {job!r}")
         if job.generator is not self:
             raise ValueError("job: it was begun by another generator")
-        if job.base is not self._model:
-            raise ValueError("job: it was committed before, or another fit was committed or loaded since it began")
+        check_base(job.base, self._model)
         report = job.run()
         self._model = job.model
         job.count_before, self._draws.count = self._draws.count, max(self._draws.count, job.draws.count)
