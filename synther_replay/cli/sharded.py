@@ -11,7 +11,7 @@ from synther_replay.cli.generation import Target, size_of
 from synther_replay.cli.output import Output
 from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
-from synther_replay.distributed.sharding import ShardPlan, finished, write_by_ray, write_here
+from synther_replay.distributed.sharding import ShardPlan, file_threads, finished, write_by_ray, write_here
 from synther_replay.files import shards
 from synther_replay.files.table import SPEC
 from synther_replay.generator import DiffusionGenerator
@@ -56,7 +56,8 @@ def generate_shards(
         made = write_by_ray(missing, num_gpus=int(device.type == "cuda"), device=device.type, **writer)
     else:
         choose_threads(generator.config, device)
-        made = write_here(missing, device=str(device), **writer)
+        threads = 1 if device.type == "cpu" else file_threads()  # on a CPU the generator takes all cores
+        made = write_here(missing, threads=threads, device=str(device), **writer)
     with output.step("generating", plan.rows, resumed) as advance:
         for entry in made:
             advance(entry["rows"])

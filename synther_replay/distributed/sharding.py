@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from synther_replay.generator import DiffusionGenerator
 from synther_replay.persistence.atomic import replacing
 
 _STREAM = 13  # of the seeds of shards; the generator itself and blocks of single files use smaller numbers
+_MOST_THREADS = 16
 
 Entry = dict[str, Any]
 """A finished shard, as in the manifest."""
@@ -77,6 +81,7 @@ class ShardWriter:
         """Load the generator."""
         self._generator = DiffusionGenerator.load(model, device=device)
         self._folder, self._plan, self._about = Path(folder), plan, about
+        self._stopped = threading.Event()
 
     def __call__(self, row: Mapping[str, Any]) -> Entry:
         """Write the shard of a number, ``row["shard"]``; returns its entry."""
@@ -98,33 +103,57 @@ class ShardWriter:
             temporary.write_text(json.dumps(entry))
         return entry
 
+    def stop(self) -> None:
+        """End `write` in other threads at their next block."""
+        self._stopped.set()
+
     @property
     def _block_size(self) -> int:
         return block_rows(self._generator.spec.dim)
 
     def _block(self, shard: int, number: int) -> Transitions:
+        if self._stopped.is_set():
+            raise InterruptedError(f"shard {shard}: stopped")
         rows = min(self._block_size, self._plan.size(shard) - number * self._block_size)
         return self._generator.sample(rows, seed=self._plan.block_seed(shard, number))
 
 
+def file_threads() -> int:
+    """Files to compress or read at once; each takes a core and holds a block of rows."""
+    return min(_MOST_THREADS, os.cpu_count() or 1)
+
+
 def finished(folder: Path, plan: ShardPlan) -> dict[int, Entry]:
     """Entries of the shards in a folder that are complete and have the bytes that were written."""
-    found = {}
-    for shard in range(plan.count):
+
+    def entry_of(shard: int) -> Entry | None:
         file = folder / shards.name_of(shard, plan.count)
         try:
-            entry = json.loads(_entry_file(file).read_text())
-            if entry == shards.describe(file, plan.size(shard)):
-                found[shard] = entry
+            entry: Entry = json.loads(_entry_file(file).read_text())
+            return entry if entry == shards.describe(file, plan.size(shard)) else None
         except (OSError, ValueError):  # not there, or damaged: it is made again
-            continue
-    return found
+            return None
+
+    with ThreadPoolExecutor(file_threads()) as pool:
+        found = enumerate(pool.map(entry_of, range(plan.count)))
+        return {shard: entry for shard, entry in found if entry is not None}
 
 
-def write_here(numbers: Iterable[int], **writer: Any) -> Iterator[Entry]:
-    """Write shards one after the other in this process; `writer`: arguments of `ShardWriter`."""
-    own = ShardWriter(**writer)
-    return (own.write(shard) for shard in numbers)
+def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> Iterator[Entry]:
+    """Write shards in this process; entries come in any order.
+
+    Args:
+        numbers: Shards to write.
+        threads: Shards that are written at once: one thread draws rows while others compress theirs and write.
+        writer: Arguments of `ShardWriter`.
+    """
+    own, pool = ShardWriter(**writer), ThreadPoolExecutor(threads)
+    try:
+        for done in as_completed([pool.submit(own.write, shard) for shard in numbers]):
+            yield done.result()
+    finally:  # after an error or an interrupt nothing is begun any more, and what was begun ends soon
+        own.stop()
+        pool.shutdown(cancel_futures=True)
 
 
 def write_by_ray(numbers: Iterable[int], *, num_gpus: float, **writer: Any) -> Iterator[Entry]:

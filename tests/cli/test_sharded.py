@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -15,9 +16,9 @@ import numpy as np
 import pytest
 from small_data import ENVIRONMENT, SETTINGS, arrays, command
 
-from synther_replay.distributed.sharding import ShardPlan
+from synther_replay.distributed.sharding import ShardPlan, finished, write_here
 from synther_replay.errors import GenerationError
-from synther_replay.files import open_file, read, shards, write
+from synther_replay.files import open_file, parquet, read, shards, write
 
 ROWS, SHARDS = 1_003, 4
 
@@ -73,6 +74,46 @@ def test_the_manifest_has_checksums(made):
     file.unlink()
     with pytest.raises(ValueError, match="part-00002"):
         open_file(made)
+
+
+def test_threads_change_nothing_but_the_time(tmp_path, data, made, synther_json):
+    synther_json("fit", data, tmp_path / "model", *SETTINGS)
+    manifest = json.loads((made / shards.MANIFEST).read_text())
+    plan, about = ShardPlan(ROWS, SHARDS, seed=0), {"rows": ROWS}
+    folders = []
+    for threads in (1, 3):
+        folder = tmp_path / str(threads) / "shards"
+        folder.mkdir(parents=True)
+        writer = {"model": str(tmp_path / "model"), "folder": str(folder), "plan": plan, "about": about}
+        entries = list(write_here(range(SHARDS), threads=threads, device="cpu", **writer))
+        assert sorted(entry["file"] for entry in entries) == [entry["file"] for entry in manifest["shards"]]
+        assert finished(folder, plan).keys() == set(range(SHARDS))
+        folders.append(folder)
+    assert digests(folders[0]) == digests(folders[1])
+    assert np.array_equal(read(folders[0]).rows, read(made).rows)
+
+
+def test_an_error_in_one_shard_ends_the_others_and_leaves_whole_files(tmp_path, data, synther_json, monkeypatch):
+    synther_json("fit", data, tmp_path / "model", *SETTINGS)
+    plan, folder = ShardPlan(ROWS, 50, seed=0), tmp_path / "work" / "shards"
+    folder.mkdir(parents=True)
+    write_file = parquet.write
+
+    def failing(file, *args):
+        if file.name == shards.name_of(5, 50):
+            raise OSError("disk full")
+        write_file(file, *args)
+
+    monkeypatch.setattr(parquet, "write", failing)
+    made = write_here(
+        range(50), threads=3, model=str(tmp_path / "model"), folder=str(folder), plan=plan, about={}, device="cpu"
+    )
+    with pytest.raises(OSError, match="disk full"):
+        list(made)
+    assert not any(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
+    whole = finished(folder, plan)
+    assert 0 < len(whole) < 49
+    assert {file.name for file in folder.iterdir()} == {entry["file"] for entry in whole.values()}
 
 
 def test_hugging_face_reads_them(made, tmp_path):
