@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from synther_replay.common.by_attributes import ByAttributes
 from synther_replay.data.transitions import Transitions
 
 
 @runtime_checkable
-class RealTransitions(Protocol):
+class RealTransitions(Protocol, metaclass=ByAttributes):
     """Real transitions to fit a generator to.
 
     An object with an attribute `version` (int or str) may change what its rows mean, for example because another
@@ -44,7 +45,7 @@ class RealBuffer(RealTransitions, Protocol):
 
 
 @runtime_checkable
-class Generator(Protocol):
+class Generator(Protocol, metaclass=ByAttributes):
     """A generative model of transitions.
 
     `fit` must either succeed, or raise and leave the generator unchanged. `DiffusionGenerator` is the implementation of
@@ -79,7 +80,7 @@ class JobGenerator(Generator, Protocol):
 
 
 @runtime_checkable
-class Schedule(Protocol):
+class Schedule(Protocol, metaclass=ByAttributes):
     """Decides when to refit. `RetrainSchedule` is the implementation of this library.
 
     A schedule with `state_dict` and `restored` (see `RetrainSchedule`) is saved in checkpoints, any other is not.
@@ -94,7 +95,7 @@ class Schedule(Protocol):
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class Stateful(Protocol, metaclass=ByAttributes):
     """An object that a checkpoint can hold: its state is a tree of dicts, lists, tensors and JSON values."""
 
     def state_dict(self) -> dict[str, Any]:

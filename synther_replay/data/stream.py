@@ -8,13 +8,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from synther_replay.common.by_attributes import ByAttributes
 from synther_replay.data.transitions import Transitions, TransitionSpec
 
 _BLOCK_VALUES = 2**22
 
 
 @runtime_checkable
-class RowStream(Protocol):
+class RowStream(Protocol, metaclass=ByAttributes):
     """Transitions on disk or elsewhere, which can be read again and again in the same order.
 
     `synther_replay.files.open_file` returns one for HDF5, Parquet, ``.npz`` and Minari; `ArrayRows` is one for arrays.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from synther_replay.common.by_attributes import ByAttributes
 from synther_replay.data.transitions import Transitions
 
 
 @runtime_checkable
-class Relevance(Protocol):
+class Relevance(Protocol, metaclass=ByAttributes):
     """Scores real transitions; the generator is then asked for rows like those with the highest scores.
 
     A refit uses it like this::
@@ -28,7 +29,7 @@ class Relevance(Protocol):
 
 
 @runtime_checkable
-class Learner(Protocol):
+class Learner(Protocol, metaclass=ByAttributes):
     """A relevance that is trained on the real rows as the run goes on."""
 
     def learn(self, transitions: Transitions, new_rows: int) -> None:

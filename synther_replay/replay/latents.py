@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from synther_replay.common.by_attributes import ByAttributes
 from synther_replay.common.notices import Notices
 from synther_replay.data.spec import TransitionSpec
 from synther_replay.data.transitions import Transitions
@@ -24,7 +25,7 @@ _ROWS_AT_ONCE = 1_024  # observations encoded at once: images are large
 
 
 @runtime_checkable
-class Encoder(Protocol):
+class Encoder(Protocol, metaclass=ByAttributes):
     """A function from observations to latents, with a version.
 
     A plain function or `torch.nn.Module` will do, too; it counts as frozen. Give it an attribute `version` (int or

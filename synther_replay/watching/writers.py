@@ -7,11 +7,12 @@ import os
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+from synther_replay.common.by_attributes import ByAttributes
 from synther_replay.watching.record import PREFIX, RefitRecord
 
 
 @runtime_checkable
-class RefitWriter(Protocol):
+class RefitWriter(Protocol, metaclass=ByAttributes):
     """Writes refits somewhere, under the names of `RefitRecord.scalars` and `RefitRecord.histograms`."""
 
     def write(self, record: RefitRecord) -> None:
