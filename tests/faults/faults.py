@@ -326,7 +326,7 @@ def acting_at(moment: int, after: str, act: Callable[[], Any]) -> Iterator[list[
                 act()
         return trace
 
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if some frame asked for it before settrace
+    sys._getframe().f_trace_opcodes = True  # Python >= 3.12 traces opcodes only if a frame asked for it before settrace
     sys.settrace(trace)
     try:
         yield count

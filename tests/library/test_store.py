@@ -104,7 +104,7 @@ def test_interrupted_replacement_leaves_the_old_rows_or_the_new_ones(holding, nu
         return trace
 
     previous, interrupted = sys.gettrace(), True
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 traces opcodes only if some frame asked for it before settrace
+    sys._getframe().f_trace_opcodes = True  # Python >= 3.12 traces opcodes only if a frame asked for it before settrace
     step = 0
     while interrupted:
         store = holding(50)
