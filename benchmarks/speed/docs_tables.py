@@ -42,6 +42,7 @@ def tables(results: Path) -> dict[str, str]:
         "speed-online": _online(online),
         "speed-sb3": sb3_table(_measured(folder / "sb3-updates-h200.json")),
         "command-line-by-hand": by_hand.table(json.loads((folder / "by-hand-cpu.json").read_text())),
+        "command-line-upsampling": upsampling_table(json.loads((folder / "upsampling-h200.json").read_text())),
         "speed-offline": _offline(folder / "offline-alone.json", results / "offline" / "main"),
     }
 
@@ -151,6 +152,24 @@ def ray_tables(content: dict[str, Any]) -> str:
     ]
     head = ("learners that share an actor", "seconds until all have their rows", "median, times that of one")
     return f"{overhead}\n\n{markdown_table(head, shared)}"
+
+
+def upsampling_table(content: dict[str, Any]) -> str:
+    """Seconds of the first command on a machine, which compiles kernels, and of the next one.
+
+    Args:
+        content: A result file of upsampling.py with two runs of the same number of rows.
+    """
+    runs = content["runs"]
+    parts = {
+        "the whole command": [run["wall_seconds"] for run in runs],
+        "fit": [run["fit"]["seconds"] for run in runs],
+        "generation": [run["generate_seconds"] for run in runs],
+        "writing": [run["write_seconds"] for run in runs],
+    }
+    head = f"{runs[0]['rows']:,} rows of {runs[0]['columns']} columns, one H200"
+    rows = [[title, *(f"{value:.1f} s" for value in seconds)] for title, seconds in parts.items()]
+    return markdown_table((head, "first use", "after that"), rows)
 
 
 def adapters_table(machines: dict[str, Measured]) -> str:

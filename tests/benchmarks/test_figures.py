@@ -139,6 +139,21 @@ def test_published_run_table_is_empty_without_all_parts():
     assert speed_tables.published_run_table(THEIRS) == ""
 
 
+def test_upsampling_table_has_both_runs():
+    first, second = (
+        {"rows": 1_000_000, "columns": 42, "wall_seconds": whole, "fit": {"seconds": fit}}
+        for whole, fit in ((9, 4), (5, 2))
+    )
+    runs = [run | {"generate_seconds": 0.52, "write_seconds": 0.25} for run in (first, second)]
+    head, _, *rows = speed_tables.upsampling_table({"runs": runs}).splitlines()
+    assert "1,000,000 rows of 42 columns" in head
+    assert [row.strip("| ").split(" | ")[1:] for row in rows[:3]] == [
+        ["9.0 s", "5.0 s"],
+        ["4.0 s", "2.0 s"],
+        ["0.5 s"] * 2,
+    ]
+
+
 def test_readme_sentence_about_speed_has_the_numbers_of_the_files():
     online = {"seeds": [0, 1], "steps": 100, "env": "HalfCheetah-v5", "wall_seconds": {"total": 36.0}}
     numbers = ("28 times", "10 times", "2 seeds of 100 steps on HalfCheetah-v5", "36 s")
