@@ -1,4 +1,4 @@
-"""Generated tables of README, docs/results/speed.md and docs/command-line.md, by name, from the published results.
+"""Generated tables of README and of the pages on speed, scale and the command line, by name, from published results.
 
 Measurements that a result file lacks are left out.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.online.results import read_run
+from synther_replay.benchmarks.online.tables import returns_cell
 from synther_replay.benchmarks.speed import by_hand, streaming
 
 Measured = dict[str, dict[str, Any]]
@@ -35,6 +38,10 @@ def tables(results: Path) -> dict[str, str]:
         "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
         "speed-cpu": cpu_table(cpu),
         "scale-background": background_table(_measured(folder / "background-cpu.json")),
+        "scale-background-gpu": background_table(
+            _measured(folder / "background-h200.json"), "SAC on HalfCheetah-v5, one H200"
+        ),
+        "scale-background-online": background_runs_table(results / "online"),
         "scale-streaming": streaming.table(json.loads((folder / "streaming-cpu.json").read_text())),
         "scale-ray": ray_tables(json.loads((folder / "ray-cpu.json").read_text())),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
@@ -130,6 +137,36 @@ def background_table(modes: Measured, machine: str = "SAC on Humanoid-v5, two CP
         if any(own)
     ]
     return markdown_table((machine, *(f'`refit="{mode}"`' for mode in modes)), rows)
+
+
+def background_runs_table(online: Path) -> str:
+    """Waits, time and return of online runs with refits in the background, after an inline run with the same seeds.
+
+    Args:
+        online: Folder of the published results of the online benchmark.
+    """
+    titles = {
+        f"main/{ONLINE}": "inline, version 0.2",
+        "background/HalfCheetah-v5/default-lag.json": "background, `lag=250` (the default)",
+        "background/HalfCheetah-v5/lag-1250.json": "background, `lag=1250`",
+    }
+    rows = []
+    for name, title in titles.items():
+        content, run = json.loads((online / name).read_text()), read_run(online / name)
+        wall = run.wall_seconds
+        pauses = [fit["pause_seconds"] for fit in content["fits"] if "pause_seconds" in fit]
+        shown = (pauses[0], statistics.median(pauses[1:]), max(pauses[1:])) if pauses else ()
+        cells = [f"{pause:.2g} s" for pause in shown] or [None] * 3
+        waits = f"{(wall['fit'] + wall['generate']) / wall['total']:.1%}"
+        rows.append([title, *cells, waits, f"{wall['total'] - wall['start']:.0f} s", returns_cell(run, run.budget)])
+    head = (
+        "first wait",
+        "median of the others",
+        "longest of the others",
+        "waiting, share of the run",
+        "run after its start",
+    )
+    return markdown_table(("refits", *head, "return"), rows)
 
 
 def ray_tables(content: dict[str, Any]) -> str:
