@@ -19,7 +19,16 @@ def test_both_modes_are_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(background, "_STEPS_AFTER", 5)
     monkeypatch.setattr(background, "_FIRST_STEPS", 5)
     out = tmp_path / "new" / "found.json"
-    options = {"env": "Pendulum-v1", "start": 120, "lag": 10, "fit-steps": 5, "rows": 20, "note": "none", "out": out}
+    options = {
+        "env": "Pendulum-v1",
+        "start": 120,
+        "lag": 10,
+        "fit-steps": 5,
+        "rows": 20,
+        "refits": 2,
+        "note": "none",
+        "out": out,
+    }
     monkeypatch.setattr(sys, "argv", ["background", *(f"--{name}={value}" for name, value in options.items())])
     background.main()
     written = json.loads(out.read_text())
@@ -27,7 +36,8 @@ def test_both_modes_are_measured(tmp_path, monkeypatch, capsys):
     assert written["commit"] == "abc"
     inline, other = (written["results"][mode] for mode in ("inline", "background"))
     assert inline["longest_step"] >= inline["pause_seconds"] >= inline["refit_seconds"] > 0
-    assert other["steps"] == 134
+    assert other["steps"] == 120 + 2 * 15 - 2
+    assert len(inline["later_pauses"]) == len(other["later_pauses"]) == 1
     assert other["median_step_during_refit"] > 0
     table = background_table(written["results"])
     assert len(table.splitlines()) == 8
