@@ -70,17 +70,16 @@ class Calibration(NamedTuple):
     def apply(self, rows: Tensor, codec: TransitionCodec) -> None:
         """Move observations and next observations of rows ``(M, n, dim)`` with open gaps, in place."""
         if self.with_atoms is not None:
-            values = rows[..., self.with_atoms.columns]
-            rows[..., self.with_atoms.columns] = values + self.with_atoms.shift(values)
+            columns = self.with_atoms.columns
+            rows[..., columns] = self.with_atoms.moved(rows[..., columns])
         if self.continuous is not None:
-            spec, moved = codec.spec, self.continuous
-            here, there = (moved.columns + part.start for part in (spec.observations, spec.next_observations))
+            spec, real = codec.spec, self.continuous.real
+            here, there = (self.continuous.columns + part.start for part in (spec.observations, spec.next_observations))
             values, following = rows[..., here], rows[..., there]
-            shift = moved.shift(values)
-            rows[..., here] = values + shift
+            rows[..., here] = moved = self.continuous.moved(values)
             # Not beyond the real range of the column, unless it lay there before.
-            low, high = following.minimum(moved.real[..., 0, None].mT), following.maximum(moved.real[..., -1, None].mT)
-            rows[..., there] = (following + shift).clamp(low, high)
+            low, high = following.minimum(real[..., 0, None].mT), following.maximum(real[..., -1, None].mT)
+            rows[..., there] = (following + (moved - values)).clamp(low, high)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return a copy of all tensors."""
@@ -91,9 +90,11 @@ class Calibration(NamedTuple):
         """Inverse of `state_dict`; raises `CheckpointError` if shapes or values are impossible."""
         if not set(state) <= set(cls._fields):
             raise CheckpointError(f"state: calibration: expected {cls._fields}, got {tuple(state)}")
+        # Not only columns with atoms: of the models of a stack, some may have none in a column that others map.
+        columns, spec = torch.arange(codec.spec.dim), codec.spec
         allowed = {
-            "continuous": torch.arange(codec.spec.observation_dim),
-            "with_atoms": codec.observations_with_atoms,
+            "continuous": columns[: spec.observation_dim],
+            "with_atoms": torch.cat((columns[spec.observations], columns[spec.next_observations])),
         }
         return cls(
             *(

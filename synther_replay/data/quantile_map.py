@@ -44,17 +44,20 @@ class QuantileMap(NamedTuple):
         distance = torch.where(differ, farthest, 0.0)[:, chosen, None]
         return cls(columns[chosen], _quantiles(generated[..., chosen]), _quantiles(real[..., chosen]), distance)
 
-    def shift(self, values: Tensor) -> Tensor:
-        """Return by how much to move values ``(M, n, c)`` of the mapped columns."""
+    def moved(self, values: Tensor) -> Tensor:
+        """Return where values ``(M, n, c)`` of the mapped columns belong, or as close to it as they may be moved."""
         values = values.mT.contiguous()
-        # The middle of equal quantiles: a pile of generated values stays in the middle of where it belongs.
-        upper = torch.searchsorted(self.generated, values) + torch.searchsorted(self.generated, values, right=True)
-        upper = (upper // 2).clamp(1, QUANTILES - 1)
+        left, right = (torch.searchsorted(self.generated, values, right=right) for right in (False, True))
+        # The neighbours of a value among the quantiles, or the first and last of those that are equal to it.
+        first, last = left.minimum(right - 1).clamp(min=0), left.maximum(right - 1).clamp(max=QUANTILES - 1)
         (x0, x1), (y0, y1) = (
-            (table.gather(-1, upper - 1), table.gather(-1, upper)) for table in (self.generated, self.real)
+            (table.gather(-1, first), table.gather(-1, last)) for table in (self.generated, self.real)
         )
-        part = ((values - x0) / (x1 - x0)).nan_to_num(0.0).clamp(0, 1)
-        return (torch.lerp(y0, y1, part) - values).clamp(-self.farthest, self.farthest).mT
+        between = torch.lerp(y0, y1, ((values - x0) / (x1 - x0)).clamp(0, 1))
+        # Equal values can only move together. They go to the nearest place where some of them belong: if there are too
+        # many at an atom, they stay there.
+        target = torch.where(x0 < x1, between, values.clamp(y0, y1))
+        return target.clamp(values - self.farthest, values + self.farthest).mT
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""

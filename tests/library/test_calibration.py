@@ -11,6 +11,7 @@ from torch import Tensor
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.data.calibration import Calibration, RealSample, copied
 from synther_replay.data.codec import TransitionCodec
+from synther_replay.distributed.stacking import member
 from synther_replay.errors import CheckpointError
 
 BOX = gym.spaces.Box
@@ -246,6 +247,28 @@ def test_exact_values_come_as_often_as_in_the_data(generated_share: float) -> No
             assert share == pytest.approx(0.5, abs=0.03)
     free = [1, SPEC.next_observations.start + 1]
     assert torch.equal(moved[..., free], opened[..., free])
+
+
+@pytest.mark.parametrize("generated_share", [0.45, 0.65, 0.8])
+def test_too_large_a_pile_at_an_atom_stays_there(generated_share: float) -> None:
+    real, generated = rows_with_atoms(0.3, 0).abs(), rows_with_atoms(generated_share, 1).abs()
+    codec = codec_of(real)
+    moved = codec.open_gaps(generated.clone())  # equal values, as those that were clipped to a bound
+    Calibration.of(RealSample.of(real, codec), moved, codec).apply(moved, codec)
+    assert torch.equal(codec.close_gaps(moved)[..., 0] == 0, generated[..., 0] == 0)
+
+
+def test_a_model_without_atoms_leaves_the_stack_of_one_with_them() -> None:
+    rows, generated = rows_with_atoms(0.5, 0, stack=2), rows_with_atoms(0.2, 1, stack=2)
+    rows[0] = rows_of(normal(seed=3), change=0.5)[0] + 0.1 * torch.randn(SPEC.dim)
+    both = codec_of(rows)
+    calibration = Calibration.of(RealSample.of(rows.clone(), both), both.open_gaps(generated.clone()), both)
+    assert calibration.with_atoms.farthest[0].eq(0).all() and calibration.with_atoms.farthest[1].gt(0).all()
+    state, alone = member({"calibration": calibration.state_dict()}, 0)["calibration"], codec_of(rows[:1])
+    assert not len(alone.observations_with_atoms)
+    again, moved = Calibration.from_state(state, 1, alone, torch.device("cpu")), generated[:1].clone()
+    again.apply(moved, alone)
+    assert torch.equal(moved[..., again.with_atoms.columns], generated[:1, :, again.with_atoms.columns])
 
 
 def test_right_shares_of_exact_values_are_left_alone() -> None:
