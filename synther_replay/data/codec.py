@@ -116,6 +116,7 @@ class TransitionCodec:
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
         self._outlying, self._pushed, self._opened = torch.empty(3, 0, dtype=torch.long, device="cpu")
+        self._limits = torch.empty(2, 0, device="cpu")
 
     def fit(self, rows: Tensor, extremes: Tensor | None = None) -> None:
         """Compute the statistics of finite rows ``(M, n, dim)``; `extremes` are further rows for the ranges alone."""
@@ -233,7 +234,7 @@ class TransitionCodec:
         """Close the gaps at atoms in rows ``(M, n, dim)``, in place, and return them."""
         if len(self._opened):
             columns = self._plain[self._opened]
-            rows[..., columns] = close_gaps(rows[..., columns], *self._gaps())
+            rows[..., columns] = close_gaps(rows[..., columns], *self._gaps()).clamp(*self._limits)
         return rows
 
     def open_gaps(self, rows: Tensor) -> Tensor:
@@ -296,6 +297,7 @@ class TransitionCodec:
             piled = (s["push_low"] > 0) | (s["push_high"] > 0)
             beyond |= self._is_action  # their bounds are no limits of the data
             self._outlying, self._pushed = (mask.any(0).flatten().nonzero().flatten() for mask in (beyond, piled))
+            self._limits = self._limits_of_opened()
 
     def _blocks(self, rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
         """Blocks ``(M, b, ...)`` of rows, views unless they are taken in another order."""
@@ -320,6 +322,18 @@ class TransitionCodec:
     def _gaps(self) -> tuple[Tensor, Tensor]:
         """Atoms and widths of the gaps of the columns that have some."""
         return self.statistics["atoms"][..., self._opened], self.statistics["gap"][..., self._opened]
+
+    def _limits_of_opened(self) -> Tensor:
+        """Bounds that no value of a column with gaps exceeds, ``(2, M, 1, columns)``; infinite where the data do.
+
+        A value at a bound, moved by the width of a gap and back, may be rounded beyond it.
+        """
+        found = []
+        for name, bound, nothing in (("clip_low", self._low, -torch.inf), ("clip_high", self._high, torch.inf)):
+            clip = self.statistics[name][..., self._opened]
+            opened = self._with_gaps(bound.expand(len(clip), 1, -1).clone())[..., self._opened]
+            found.append(torch.where(clip == opened, bound[self._opened], nothing))
+        return torch.stack(found)
 
     def _with_gaps(self, plain: Tensor) -> Tensor:
         """Open the gaps at the atoms of plain values, in place."""

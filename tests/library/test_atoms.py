@@ -124,3 +124,25 @@ def test_a_state_keeps_the_atoms_and_old_states_have_none():
     old = {name: value for name, value in plain.state_dict().items() if name not in ("atoms", "gap")}
     other.load_state_dict(old, torch.device("cpu"))
     assert torch.equal(other.encode(rows), plain.encode(rows))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_value_is_rounded_beyond_its_bound(seed):
+    rng = torch.Generator().manual_seed(seed)
+    low, high = 0.1 * torch.rand(2, generator=rng) + torch.tensor([-1.0, 0.7])
+    spec = TransitionSpec.from_spaces(gym.spaces.Box(float(low), float(high), (3,)), gym.spaces.Box(-1, 1, (1,)))
+    rows = torch.randn(1, 4_000, spec.dim, generator=rng)
+    rows[..., spec.terminated] = 0.0
+    for part in (spec.observations, spec.next_observations):
+        values = low + (high - low) * torch.rand(1, 4_000, 3, generator=rng)
+        values[torch.rand(values.shape, generator=rng) < 0.4] = 0.3
+        values[:, :5], values[:, 5:10] = low, high
+        rows[..., part] = values
+    codec = TransitionCodec(spec)
+    codec.fit(rows)
+    assert len(codec.observations_with_atoms) == 6
+    decoded, _ = codec.decode(3 * torch.randn(1, 4_000, codec.code_dim, generator=rng))
+    calibrated = codec.close_gaps(codec.open_gaps(rows.clone()))  # where a calibration may move values
+    for found in (decoded, calibrated):
+        for part in (spec.observations, spec.next_observations):
+            assert found[..., part].min() >= low and found[..., part].max() <= high
