@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from enum import StrEnum
 from typing import Any
 
@@ -58,7 +59,7 @@ def generate_shards(
         choose_threads(generator.config, device)
         threads = 1 if device.type == "cpu" else file_threads()  # on a CPU the generator takes all cores
         made = write_here(missing, threads=threads, device=str(device), **writer)
-    with output.step("generating", plan.rows, resumed) as advance:
+    with closing(made), output.step("generating", plan.rows, resumed) as advance:  # an interrupt here ends its threads
         for entry in made:
             advance(entry["rows"])
     generated = time.monotonic()

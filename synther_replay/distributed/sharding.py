@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +139,7 @@ def finished(folder: Path, plan: ShardPlan) -> dict[int, Entry]:
         return {shard: entry for shard, entry in found if entry is not None}
 
 
-def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> Iterator[Entry]:
+def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> Generator[Entry, None, None]:
     """Write shards in this process; entries come in any order.
 
     Args:
@@ -156,7 +156,7 @@ def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> It
         pool.shutdown(cancel_futures=True)
 
 
-def write_by_ray(numbers: Iterable[int], *, num_gpus: float, **writer: Any) -> Iterator[Entry]:
+def write_by_ray(numbers: Iterable[int], *, num_gpus: float, **writer: Any) -> Generator[Entry, None, None]:
     """Write shards on all nodes of a cluster, by Ray Data; entries come in any order.
 
     Ray Data places the work, scales the number of its workers and repeats what was lost with one. It does not write the

@@ -10,12 +10,15 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_data import ENVIRONMENT, SETTINGS, arrays, command
 
+from synther_replay.cli.output import Output
+from synther_replay.cli.sharded import generate_shards
 from synther_replay.distributed.sharding import ShardPlan, finished, write_here
 from synther_replay.errors import GenerationError
 from synther_replay.files import open_file, parquet, read, shards, write
@@ -114,6 +117,31 @@ def test_an_error_in_one_shard_ends_the_others_and_leaves_whole_files(tmp_path, 
     whole = finished(folder, plan)
     assert 0 < len(whole) < 49
     assert {file.name for file in folder.iterdir()} == {entry["file"] for entry in whole.values()}
+
+
+def test_an_interrupt_of_the_progress_bar_ends_the_threads(tmp_path, data, synther, monkeypatch):
+    alive = []
+
+    @contextmanager
+    def interrupted(self, description, total=None, done=0):
+        def advance(rows):
+            if description == "generating":
+                raise KeyboardInterrupt
+
+        yield advance
+
+    def watched(*args):
+        try:
+            return generate_shards(*args)
+        except KeyboardInterrupt:
+            alive.extend(thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool"))
+            raise
+
+    monkeypatch.setattr(Output, "step", interrupted)
+    monkeypatch.setattr("synther_replay.cli.commands.upsample.generate_shards", watched)
+    out = tmp_path / "out"
+    assert synther("upsample", data, out, "--rows", ROWS, "--shards", 50, *SETTINGS).returncode != 0
+    assert not alive and not out.exists()
 
 
 def test_hugging_face_reads_them(made, tmp_path):
