@@ -57,7 +57,7 @@ def generate_shards(
         made = write_by_ray(missing, num_gpus=int(device.type == "cuda"), device=device.type, **writer)
     else:
         choose_threads(generator.config, device)
-        threads = 1 if device.type == "cpu" else file_threads()  # on a CPU the generator takes all cores
+        threads = 1 if device.type == "cpu" else file_threads()  # on a CPU nearly all the time goes into drawing
         made = write_here(missing, threads=threads, device=str(device), **writer)
     with closing(made), output.step("generating", plan.rows, resumed) as advance:  # an interrupt here ends its threads
         for entry in made:
