@@ -36,7 +36,7 @@ def tables(results: Path) -> dict[str, str]:
         "readme-speed": sentences(gpu, online),
         "speed-core": core_table(gpu),
         "speed-first-use": _first_use(_measured(folder / "first-use-h200.json")),
-        "speed-cpu": cpu_table(cpu),
+        "speed-cpu": cpu_table(cpu, large_refit=_measured(folder / "large-refit-cpu.json")),
         "scale-background": background_table(_measured(folder / "background-cpu.json")),
         "scale-background-gpu": background_table(
             _measured(folder / "background-h200.json"), "SAC on HalfCheetah-v5, one H200"
@@ -105,12 +105,17 @@ def _first_use(measured: Measured) -> str:
     return markdown_table(("one H200", *(f"{part}, {state}" for state in measured for part in ("fit", "sample"))), rows)
 
 
-def cpu_table(cpu: Measured, machine: str = "two CPU cores") -> str:
-    """Training, buffer and metrics on a CPU, with preset `tiny()`."""
+def cpu_table(cpu: Measured, machine: str = "two CPU cores", *, large_refit: dict[str, Any] | None = None) -> str:
+    """Training, buffer and metrics on a CPU, with preset `tiny()`, and results of large_refit.py."""
     refit, buffer = cpu["refit, tiny, warm"], cpu["buffer, batch 256, r = 0.5"]
+    large = large_refit and [
+        f"warm fit of `tiny()` to {large_refit['rows']:,} real rows; memory beyond theirs",
+        f"{statistics.median(large_refit['refit_seconds']):.2g} s; {large_refit['memory_of_matrix']:.2g} times theirs",
+    ]
     rows = [
         ["training step of `tiny()`, batch 256", _ms(cpu[_STEP], "ms")],
         [f"warm refit of `tiny()` and its {refit['rows']:,} rows", _s(refit, "s")],
+        *([large] if large else []),
         ["`buffer.sample(256)`, half synthetic", f"{buffer['sample_us']:.0f} us"],
         ["`buffer.add`", f"{buffer['add_us']:.0f} us"],
         ["`fidelity` of 1M against 1M rows", _s(cpu["fidelity"], "s")],
