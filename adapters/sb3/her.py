@@ -123,7 +123,7 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
         goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``.
         copy_info_dict: Whether `compute_reward` gets the info of the transitions.
         **options: As in `SynthERBuffer`: ``real_ratio``, ``generator``, ``schedule``, ``synthetic_capacity``, ``seed``,
-            ``scaled_actions``, ``relevance``, ``refit``, ``lag``.
+            ``scaled_actions``, ``on_refit``, ``relevance``, ``refit``, ``lag``.
     """
 
     _rows_type = RelabelledRows
