@@ -78,6 +78,7 @@ class GeneratorConfig:
     unsquash_actions: bool = False  # model bounded actions before the policy's tanh (atanh transform)
     find_limits: bool = False  # treat frequent extreme values of observations and rewards as clipping limits
     exact: bool = True  # keep discrete values, and how often outcomes (`terminated`, few rewards) occur; see `outcomes`
+    consistent: bool = True  # next observations and rewards follow the rest of a row as closely as in the data
 
     # -- sampling
     solver: str = "dpm_solver_2m"  # or "heun", the paper's
@@ -102,6 +103,7 @@ class GeneratorConfig:
             width=1024,
             squeeze_rows=True,
             exact=False,
+            consistent=False,
             steps=100_000,
             warm_start=False,
             batch_size=256,
@@ -224,12 +226,12 @@ class GeneratorConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
-        """Inverse of `to_json`; also reads settings of versions that lacked `exact`.
+        """Inverse of `to_json`; also reads settings of versions that lacked `exact` or `consistent`.
 
         Raises:
             ValueError: The settings are of a version with `predict_terminated`, and it was used.
         """
-        values = {"exact": False, "direct_rows": False, **values}
+        values = {"exact": False, "direct_rows": False, "consistent": False, **values}
         if values.pop("predict_terminated", False):
             raise ValueError("predict_terminated: this version has `exact` instead; fit the generator again")
         return cls(**{**values, "betas": tuple(values["betas"])})

@@ -26,6 +26,7 @@ from synther_replay.diffusion.trainer import TrainingPlan
 from synther_replay.diffusion.workers import Workers
 from synther_replay.errors import CheckpointError, NotFittedError, is_out_of_memory
 from synther_replay.model.checks import check_base, check_spec, check_transitions
+from synther_replay.model.consistency import Consistency
 from synther_replay.model.engine import Engine
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.fitting import FitData, FitJob, FitReport, sample
@@ -36,7 +37,7 @@ from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoi
 __all__ = ["DiffusionGenerator", "FitJob", "FitReport"]
 
 KIND = "diffusion generator"
-_PARTS = ("outcomes", "table", "conditions", "calibration")  # of a model, in its state
+_PARTS = ("outcomes", "table", "conditions", "calibration", "consistency")  # of a model, in its state
 
 
 class DiffusionGenerator:
@@ -217,7 +218,7 @@ class DiffusionGenerator:
             plan,
             start,
             base=(self._training, model),
-            previous=None if from_scratch or model is None else model.outcomes,
+            previous=None if from_scratch else model,
             rows=count,
             seconds=time.monotonic() - begun,
             progress=progress,
@@ -381,7 +382,7 @@ class DiffusionGenerator:
     def _restored(self, state: dict[str, Any], engine: Engine) -> dict[str, Any]:
         """Return the attributes that a state stands for, with tensors on the device of the engine."""
         seed, count, rejected = (whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected"))
-        outcomes, table, conditions, calibration = (state.get(name) for name in _PARTS)
+        outcomes, table, conditions, calibration, consistency = (state.get(name) for name in _PARTS)
         codec, device = self._new_codec(), engine.device
         codec.load_state_dict(state["codec"], device)
         if conditions is not None:
@@ -398,7 +399,10 @@ class DiffusionGenerator:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, condition_dim, device)
             if calibration is not None:
                 calibration = Calibration.from_state(calibration, self.stack, codec, device)
-            model = FittedModel(codec, *engine.weights(training), outcomes, table, conditions, calibration)
+            if consistency is not None:
+                consistency = Consistency.from_state(consistency, self.stack, codec, device)
+            weights = engine.weights(training)
+            model = FittedModel(codec, *weights, outcomes, table, conditions, calibration, consistency)
         return {"seed": seed, "_draws": Draws(seed, count, rejected), "_training": training, "_model": model}
 
     def _checked(self, transitions: Transitions) -> Tensor:

@@ -109,9 +109,10 @@ class TransitionCodec:
         self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
         self.code_dim = len(plain) + len(self._digit_value) + 1
         self._reward = plain.index(spec.rewards.start)
-        coded = [*plain, *(categories[owner][0] for owner in self._digit_owner)]  # the column of each code but the last
+        coded = [*plain, *(categories[owner][0] for owner in self._digit_owner), spec.terminated.start]
+        self._coded = torch.tensor(coded, dtype=torch.long, device="cpu")  # the column of each code
         self._feature_columns = torch.tensor(
-            [code for code in range(len(coded)) if code != self._reward], dtype=torch.long, device="cpu"
+            [code for code in range(len(coded) - 1) if code != self._reward], dtype=torch.long, device="cpu"
         )
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
@@ -157,14 +158,31 @@ class TransitionCodec:
         return self.statistics["levels"][..., self._reward] if self._reward in self._level_columns else None
 
     @property
-    def continuous_observations(self) -> Tensor:
-        """Numbers of the observation values that have no levels, atoms, limits or constants, now and next, ``(c,)``."""
-        s, spec = self.statistics, self.spec
+    def continuous(self) -> Tensor:
+        """Which columns of rows have no levels, atoms, limits or constants, bool ``(dim,)``."""
+        s = self.statistics
         special = s["levels"][:, :1].isfinite() | s["atoms"][:, :1].isfinite() | self._ordinal
         special = special | (s["push_low"] > 0) | (s["push_high"] > 0) | ~s["constant"][..., : len(self._plain)].isnan()
-        is_free = torch.zeros(spec.dim, dtype=torch.bool, device=self._plain.device)
+        is_free = torch.zeros(self.spec.dim, dtype=torch.bool, device=self._plain.device)
         is_free[self._plain] = ~special.any(0).flatten()
-        return (is_free[spec.observations] & is_free[spec.next_observations]).nonzero().flatten()
+        return is_free
+
+    @property
+    def continuous_observations(self) -> Tensor:
+        """Numbers of the observation values whose columns are `continuous`, now and next, ``(c,)``."""
+        is_free = self.continuous
+        return (is_free[self.spec.observations] & is_free[self.spec.next_observations]).nonzero().flatten()
+
+    def codes_of(self, *parts: slice) -> Tensor:
+        """Numbers of the codes of some columns of rows, in the order of the codes."""
+        wanted = torch.zeros(self.spec.dim, dtype=torch.bool, device=self._coded.device)
+        for columns in parts:
+            wanted[columns] = True
+        return wanted[self._coded].nonzero().flatten()
+
+    def plain_codes(self, columns: Tensor) -> Tensor:
+        """Number of the code of each of some continuous or ordinal columns of rows."""
+        return torch.searchsorted(self._plain, columns)
 
     @property
     def observations_with_atoms(self) -> Tensor:
@@ -177,7 +195,7 @@ class TransitionCodec:
 
     def widths_of_gaps(self, columns: Tensor) -> Tensor:
         """Widths of the gaps of columns ``(a,)`` of rows, ``(M, a)``."""
-        return self.statistics["gap"][:, 0, torch.searchsorted(self._plain, columns)]
+        return self.statistics["gap"][:, 0, self.plain_codes(columns)]
 
     @property
     def is_discrete(self) -> bool:

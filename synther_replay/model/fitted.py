@@ -15,6 +15,7 @@ from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec
 from synther_replay.data.table import RowTable
 from synther_replay.errors import GenerationError
+from synther_replay.model.consistency import Consistency
 from synther_replay.model.outcomes import OutcomeModel
 
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
@@ -51,6 +52,7 @@ class FittedModel:
         table: The rows themselves if no column of the data is continuous; the weights are not used then.
         conditions: Statistics of the conditions; None if the fit had none.
         calibration: Moves generated observations to where the real ones lie; None if they lie there.
+        consistency: Makes next observations and rewards follow the rest of the row; None if that is off.
     """
 
     codec: TransitionCodec
@@ -60,6 +62,7 @@ class FittedModel:
     table: RowTable | None
     conditions: ConditionCodec | None
     calibration: Calibration | None
+    consistency: Consistency | None
 
     @property
     def condition_dim(self) -> int:
@@ -117,6 +120,8 @@ class FittedModel:
 
         def write(start: int, chunk: Tensor) -> None:
             here = slice(start, start + chunk.shape[1])
+            if self.consistency is not None:
+                chunk = self.consistency.applied(chunk)
             rows[:, here], valid = self.codec.decode_open(chunk)
             invalid[:, here] = ~valid
 

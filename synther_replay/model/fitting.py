@@ -24,6 +24,7 @@ from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions
 from synther_replay.diffusion.trainer import TrainingPlan, TrainingResult
 from synther_replay.errors import GenerationError, NotFittedError
+from synther_replay.model.consistency import Consistency
 from synther_replay.model.engine import Engine, Training
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
@@ -31,6 +32,8 @@ from synther_replay.model.windows import Windows, WindowSupply
 
 # Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
 _STEPS_PER_OUTCOME_STEP = 3, 15
+# The same for the regressions of `consistent`, of the steps that were taken.
+_STEPS_PER_REGRESSION_STEP, _REGRESSION_STEPS = (2, 5), 2_000
 _LARGEST_CALIBRATION = 0.5  # share of the training time; very short fits are not calibrated
 
 
@@ -147,7 +150,7 @@ class FitJob:
         start: Training,
         *,
         base: tuple[Training, FittedModel | None],
-        previous: OutcomeModel | None,
+        previous: FittedModel | None,
         rows: int,
         seconds: float,
         progress: bool | None,
@@ -161,7 +164,7 @@ class FitJob:
             plan: Arguments of the training.
             start: State to start from.
             base: State of the generator's training, and its model.
-            previous: Outcome model to start from, if any.
+            previous: Model whose outcome model and regressions training starts from, if any.
             rows: Number of real rows.
             seconds: Time that the preparation took.
             progress: Whether to show a progress bar. None: in a terminal, if the fit takes longer than a few seconds.
@@ -202,9 +205,9 @@ class FitJob:
                 spent = engine.workers.number_of_first(spent)
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
-        model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None)
-        if data.sample is not None and self._has_time_to_calibrate(result.steps, spent):
-            model = replace(model, calibration=self._calibrate(model, data.sample, training["fits"]))
+        model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None, None)
+        if data.table is None and self._has_time_to_compare(result.steps, spent):
+            model = self._compared(model, data, result.steps, training["fits"])
         self.model = model
         self.training, self._data = training, None
         held = result.held_out_loss
@@ -253,8 +256,8 @@ class FitJob:
         assert self._data is not None  # while it runs
         return self._data.codec.encode(rows[None].to(self.engine.device))
 
-    def _has_time_to_calibrate(self, steps: int, seconds: float) -> bool:
-        """Whether a calibration takes less than half the time of the training, and ends within the time limit.
+    def _has_time_to_compare(self, steps: int, seconds: float) -> bool:
+        """Whether a comparison takes less than half the time of the training, and ends within the time limit.
 
         Args:
             steps: Gradient steps of the training.
@@ -265,13 +268,32 @@ class FitJob:
         limit = self._plan.max_seconds
         return share < _LARGEST_CALIBRATION and (limit is None or seconds * (1 + share) <= limit)
 
-    def _calibrate(self, model: FittedModel, real: RealSample, fits: int) -> Calibration | None:
+    def _compared(self, model: FittedModel, data: FitData, steps: int, fits: int) -> FittedModel:
+        """Compare generated with real rows, and correct what differs."""
+        wants_consistency = self.engine.config.consistent and data.codes.shape[1] >= LEAST_ROWS
+        if data.sample is None and not wants_consistency:
+            return model
         draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are
         try:
             generated = self.engine.draw_open(model, GENERATED_ROWS, draws)
         except GenerationError:  # for `sample` to raise
-            return None
-        return Calibration.of(real, generated, model.codec)
+            return model
+        consistency = self._fit_consistency(data, generated, steps, fits) if wants_consistency else None
+        calibration = None if data.sample is None else Calibration.of(data.sample, generated, model.codec)
+        return replace(model, calibration=calibration, consistency=consistency)
+
+    def _fit_consistency(self, data: FitData, generated: Tensor, steps: int, fits: int) -> Consistency | None:
+        few, many = _STEPS_PER_REGRESSION_STEP
+        return Consistency.fit(
+            data.codes,
+            data.held_out,
+            data.codec.encode(data.codec.close_gaps(generated.clone())),
+            data.codec,
+            width=self.engine.config.width,
+            steps=max(min(_REGRESSION_STEPS, steps // few), steps // many, 1),
+            seed=derive_seed(self.draws.seed, 11, fits),
+            previous=None if self._previous is None else self._previous.consistency,
+        )
 
     def _fit_outcomes(self, data: FitData, training: Training) -> OutcomeModel | None:
         if data.outcomes is None:
@@ -284,7 +306,7 @@ class FitJob:
             data.number,
             seed=derive_seed(self.draws.seed, 5, training["fits"]),
             steps=max(min(STEPS, steps // few), steps // many, 1),
-            previous=self._previous,
+            previous=None if self._previous is None else self._previous.outcomes,
         )
 
 

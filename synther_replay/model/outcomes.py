@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from synther_replay.common.mlp import Layers, Shape
 from synther_replay.common.seeding import generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.data.levels import MAX_LEVELS, nearest_level
@@ -120,7 +120,7 @@ class OutcomeModel(NamedTuple):
         """
         rng = generator_for(inputs.device, seed)
         warm = previous is not None and previous._has(outcomes)
-        first = previous.weights if previous is not None and warm else _Layers.initial(inputs.shape[2], outcomes, rng)
+        first = previous.weights if previous is not None and warm else _initial(inputs.shape[2], outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
         model = cls(first.clone(), *outcomes)
@@ -152,7 +152,7 @@ class OutcomeModel(NamedTuple):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the log of each outcome's probability up to a constant, ``(M, n, inputs) -> (M, n, K)``."""
-        return _Layers.of(self.weights, self.shares.shape[1]).forward(inputs)[-1] + self.shares.log()[:, None]
+        return _layers(self.weights, self.shares.shape[1]).forward(inputs)[-1] + self.shares.log()[:, None]
 
     def assign(
         self,
@@ -223,8 +223,8 @@ class OutcomeModel(NamedTuple):
         batch = rows.batch_size
         chosen, weight = rows.draw(len(rates) * batch)
         parts = (take_rows(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
-        layers = _Layers.of(optimiser.working, self.shares.shape[1])
-        gradient = _Layers.of(optimiser.gradient, self.shares.shape[1])
+        layers = _layers(optimiser.working, self.shares.shape[1])
+        gradient = _layers(optimiser.gradient, self.shares.shape[1])
         prior = self.shares.log()[:, None]
         for rate, x, own, importance in zip(rates, *(part.split(batch, dim=1) for part in parts), strict=True):
             activations = layers.forward(x)
@@ -249,60 +249,6 @@ class OutcomeModel(NamedTuple):
             entropy = -(log_p.exp() * log_p.clamp(min=-100)).sum(-1)
             found.append(entropy - log_p.gather(-1, own[..., None])[..., 0])
         return torch.cat(found, dim=1)
-
-
-class _Layers(NamedTuple):
-    """Views of the weights ``(M, P)`` of an MLP with two hidden layers, or of a gradient of the same layout."""
-
-    w1: Tensor  # (M, inputs, width)
-    b1: Tensor  # (M, 1, width)
-    w2: Tensor
-    b2: Tensor
-    w3: Tensor  # (M, width, K)
-    b3: Tensor  # (M, 1, K)
-
-    @classmethod
-    def of(cls, flat: Tensor, outcomes: int) -> _Layers:
-        """Split the matrix into views."""
-        rest = sum(map(math.prod, _sizes(0, outcomes)))
-        sizes = _sizes((flat.shape[1] - rest) // _WIDTH, outcomes)
-        counts = [math.prod(size) for size in sizes]
-        *parts, _ = flat.split([*counts, flat.shape[1] - sum(counts)], dim=1)
-        return cls(*(part.unflatten(1, size) for part, size in zip(parts, sizes, strict=True)))
-
-    @classmethod
-    def initial(cls, inputs: int, outcomes: Outcomes, rng: torch.Generator) -> Tensor:
-        """Draw small weights, ``(M, P)``; biases are zero."""
-        stack, count = outcomes.shares.shape
-        flat = torch.zeros(stack, _weights(inputs, count), device=rng.device, dtype=torch.float32)
-        layers = cls.of(flat, count)
-        for weight in (layers.w1, layers.w2, layers.w3):
-            weight.normal_(0, _INITIAL_SCALE / math.sqrt(max(1, weight.shape[1])), generator=rng)
-        return flat
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Hidden layers before and after their silu, and the output.
-
-        A silu bends less than a relu. With small initial weights the classifier stays simple where the data do not say
-        otherwise, and on generated rows, which lie a little beside the real ones, it is right more often.
-        """
-        first = torch.baddbmm(self.b1, x, self.w1)
-        first_out = F.silu(first)
-        second = torch.baddbmm(self.b2, first_out, self.w2)
-        second_out = F.silu(second)
-        return first, first_out, second, second_out, torch.baddbmm(self.b3, second_out, self.w3)
-
-    def backward(self, x: Tensor, activations: tuple[Tensor, ...], error: Tensor, gradient: _Layers) -> None:
-        """Write the gradient of all weights into `gradient`, given that of the output."""
-        first, first_out, second, second_out, _ = activations
-        torch.bmm(second_out.mT, error, out=gradient.w3)
-        torch.sum(error, 1, keepdim=True, out=gradient.b3)
-        error = torch.ops.aten.silu_backward(torch.bmm(error, self.w3.mT), second)
-        torch.bmm(first_out.mT, error, out=gradient.w2)
-        torch.sum(error, 1, keepdim=True, out=gradient.b2)
-        error = torch.ops.aten.silu_backward(torch.bmm(error, self.w2.mT), first)
-        torch.bmm(x.mT, error, out=gradient.w1)
-        torch.sum(error, 1, keepdim=True, out=gradient.b1)
 
 
 class _Rows:
@@ -364,14 +310,24 @@ class _Rows:
         return self._order.gather(1, place.clamp(0, self._order.shape[1] - 1))
 
 
-def _sizes(inputs: int, outcomes: int) -> tuple[tuple[int, int], ...]:
-    """Shapes of the entries of `_Layers` for one model."""
-    return (inputs, _WIDTH), (1, _WIDTH), (_WIDTH, _WIDTH), (1, _WIDTH), (_WIDTH, outcomes), (1, outcomes)
+def _initial(inputs: int, outcomes: Outcomes, rng: torch.Generator) -> Tensor:
+    """Draw small weights, ``(M, P)``; biases are zero."""
+    stack, count = outcomes.shares.shape
+    flat = torch.zeros(stack, _weights(inputs, count), device=rng.device, dtype=torch.float32)
+    for weight in Shape(inputs, _WIDTH, count).layers(flat)[::2]:
+        weight.normal_(0, _INITIAL_SCALE / math.sqrt(max(1, weight.shape[1])), generator=rng)
+    return flat
+
+
+def _layers(flat: Tensor, outcomes: int) -> Layers:
+    """Views of weights ``(M, P)``, or of a gradient of the same layout."""
+    inputs = (flat.shape[1] - Shape(0, _WIDTH, outcomes).parameters) // _WIDTH
+    return Shape(inputs, _WIDTH, outcomes).layers(flat)
 
 
 def _weights(inputs: int, outcomes: int) -> int:
     """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
-    return -(-sum(map(math.prod, _sizes(inputs, outcomes))) // 8) * 8
+    return -(-Shape(inputs, _WIDTH, outcomes).parameters // 8) * 8
 
 
 def _to_match(number: Tensor, shares: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from synther_replay.common.checks import whole_number
+from synther_replay.common.mlp import Shape
+from synther_replay.common.regression import Regression, in_blocks, initial_weights
 from synther_replay.common.seeding import generator_for
+from synther_replay.common.stacks import take_rows
 from synther_replay.common.trees import on_cpu
 from synther_replay.data.transitions import Transitions
 from synther_replay.errors import DivergedError
-from synther_replay.relevance.forward_model import Examples, ForwardModel, Shape
 
 _MOST_UPDATES = {"gpu": 10_000, "cpu": 1_000}
+_LARGEST = 10.0  # standardised values are clipped: one outlier must not carry the whole gradient
+_ROWS_AT_ONCE = 65_536  # bounds the memory of the prediction
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows as the forward model sees them, standardised over the real rows of now.
+
+    Attributes:
+        inputs: Observations and actions, ``(M, n, I)``.
+        targets: Changes of the observations, ``(M, n, O)``. The change and not the next observation, which is nearly
+            the observation itself where time steps are short.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, transitions: Transitions) -> Examples:
+        """Standardise transitions ``(M, n)`` or ``(n,)``."""
+        spec, rows = transitions.spec, transitions.rows.detach().float()
+        rows = rows[None] if rows.ndim == 2 else rows
+        before, after = rows[..., spec.observations], rows[..., spec.next_observations]
+        inputs = torch.cat((before, rows[..., spec.actions]), dim=-1)
+        return cls(_standardised(inputs), _standardised(after - before))
+
+    def errors(self, model: Regression) -> Tensor:
+        """Mean squared error of each row over its columns, ``(M, n)``."""
+        parts = zip(self.inputs.split(_ROWS_AT_ONCE, 1), self.targets.split(_ROWS_AT_ONCE, 1), strict=True)
+        predicted = ((model.shape.predict(model.weights, x), y) for x, y in parts)
+        return torch.cat([(out - y).square().mean(2) for out, y in predicted], dim=1)
 
 
 class Curiosity:
@@ -49,7 +83,7 @@ class Curiosity:
         if not isinstance(learning_rate, int | float) or not 0 < learning_rate < float("inf"):
             raise ValueError(f"learning_rate: expected a positive number, got {learning_rate!r}")
         self.learning_rate = float(learning_rate)
-        self._model: ForwardModel | None = None
+        self._model: Regression | None = None
         self._starts = 0  # models begun so far
 
     def reseed(self, seed: int) -> None:
@@ -73,7 +107,10 @@ class Curiosity:
         rng = generator_for(model.device, self.seed, 1, self._starts, model.updates)
         with torch.autocast(model.device.type, enabled=False):
             most = self.most_updates or _MOST_UPDATES["cpu" if model.device.type == "cpu" else "gpu"]
-            model.train(examples, min(new_rows if model.updates else len(transitions), most), rng)
+            updates = in_blocks(min(new_rows if model.updates else len(transitions), most))
+            rows = torch.cat((examples.inputs, examples.targets), dim=2)
+            rates = torch.full((updates,), self.learning_rate, dtype=torch.float64, device=model.device)
+            model.train(lambda drawn: take_rows(rows, drawn), rows.shape[1], rates, rng)
         if not bool(model.weights.isfinite().all()):
             self.reset()
             raise DivergedError("relevance: the forward model of Curiosity became non-finite; it starts from nothing")
@@ -84,7 +121,7 @@ class Curiosity:
         examples = Examples.of(transitions)
         model = self._model_for(examples)
         with torch.autocast(model.device.type, enabled=False):
-            errors = model.errors(examples)
+            errors = examples.errors(model)
         if not bool(errors.isfinite().all()):
             self.reset()
             raise DivergedError("relevance: the errors of Curiosity's forward model overflow; it starts from nothing")
@@ -99,7 +136,7 @@ class Curiosity:
         """Restore a state; the model continues on the device of the rows."""
         model = state["model"]
         if model is not None:
-            model = ForwardModel.from_state(model, torch.device("cpu"), **self._options())
+            model = Regression.from_state(model, torch.device("cpu"), batch_size=self.batch_size)
         seed, starts = (whole_number(name, state[name], least=0) for name in ("seed", "starts"))
         self.seed, self._starts, self._model = seed, starts, model
 
@@ -113,17 +150,21 @@ class Curiosity:
         vars(self).update(pickled["settings"])
         self.load_state_dict(pickled["state"])
 
-    def _options(self) -> dict[str, Any]:
-        return {"batch_size": self.batch_size, "learning_rate": self.learning_rate}
-
-    def _model_for(self, examples: Examples) -> ForwardModel:
+    def _model_for(self, examples: Examples) -> Regression:
         """The model on the device of the rows; a new one if there is none for such rows."""
         device = examples.inputs.device
         if self._model is not None and self._model.device != device:
-            self._model = ForwardModel.from_state(self._model.state_dict(), device, **self._options())
-        if self._model is None or not self._model.fits(examples):
+            self._model = Regression.from_state(self._model.state_dict(), device, batch_size=self.batch_size)
+        shape, stack = Shape(examples.inputs.shape[2], self.hidden, examples.targets.shape[2]), len(examples.inputs)
+        if self._model is None or self._model.stack != stack or self._model.shape._replace(hidden=self.hidden) != shape:
             self._starts += 1
-            rng = generator_for("cpu", self.seed, 0, self._starts)
-            shape = Shape(examples.inputs.shape[2], self.hidden, examples.targets.shape[2])
-            self._model = ForwardModel.new(shape, len(examples.inputs), rng, device, **self._options())
+            weights = initial_weights(shape, stack, generator_for("cpu", self.seed, 0, self._starts)).to(device)
+            self._model = Regression.of(shape, weights, batch_size=self.batch_size)
         return self._model
+
+
+def _standardised(values: Tensor) -> Tensor:
+    """Columns with mean 0 and variance 1 over the rows of each model; constant ones are 0."""
+    scale, mean = torch.std_mean(values.double(), dim=1, keepdim=True, correction=0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    return ((values - mean.float()) / scale.float()).clamp(-_LARGEST, _LARGEST)

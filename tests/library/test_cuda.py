@@ -16,9 +16,10 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
+from synther_replay.common import regression
 from synther_replay.diffusion import trainer as trainer_module
 from synther_replay.metrics import fidelity
-from synther_replay.relevance import Curiosity, forward_model
+from synther_replay.relevance import Curiosity
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -69,7 +70,7 @@ def test_captured_curiosity_equals_plain_curiosity_and_continues_exactly(monkeyp
         curiosity.learn(transitions(stack=stack), 60)
     scores = captured.score(transitions(stack=stack))
     assert torch.equal(restored.score(transitions(stack=stack)), scores)
-    monkeypatch.setattr(forward_model, "capture", lambda function, rng: function)
+    monkeypatch.setattr(regression, "capture", lambda function, rng: function)
     for _ in range(2):
         plain.learn(transitions(stack=stack), 60)
     torch.testing.assert_close(plain.score(transitions(stack=stack)), scores, rtol=1e-2, atol=1e-4)

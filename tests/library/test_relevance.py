@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from synther_replay import Transitions, TransitionSpec
+from synther_replay.common.mlp import Shape
+from synther_replay.common.regression import Regression, initial_weights
 from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.relevance import Curiosity, Guidance, Relevance, Return, Reward, TDError, Value
-from synther_replay.relevance.forward_model import ForwardModel, Shape
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (1,)))
 
@@ -170,13 +171,13 @@ class TestCuriosity:
 
     def test_gradients_are_those_of_the_squared_error(self):
         shape, draw = Shape(3, 8, 2), torch.Generator().manual_seed(0)
-        model = ForwardModel.new(shape, 2, draw, torch.device("cpu"), batch_size=5, learning_rate=1e-3)
+        model = Regression.of(shape, initial_weights(shape, 2, draw), batch_size=5)
         x, y = torch.randn(2, 5, 3, generator=draw), torch.randn(2, 5, 2, generator=draw)
         weights = model.weights.clone().requires_grad_()
         w1, b1, w2, b2, w3, b3 = shape.layers(weights)
         out = torch.relu(torch.relu(x @ w1 + b1) @ w2 + b2) @ w3 + b3
         (out - y).square().mean((1, 2)).sum().backward()
-        model._step(x, y)
+        model._step(x, y, torch.tensor(1e-3))
         torch.testing.assert_close(model.mean / 0.1, weights.grad)
 
     def test_a_restored_model_continues_exactly(self, same: Any):
