@@ -77,6 +77,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch with --data mixed (0.5)")
     parser.add_argument("--subsample", type=float, help="share of the data set to keep (default: all of it)")
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="data augmentation of batches of real rows")
+    parser.add_argument(
+        "--worsen",
+        metavar="KIND=AMOUNT",
+        help="make real rows worse in one way, to find what an algorithm cannot stand: starts, ends, rare-ends, blur "
+        "or copies, see benchmarks/offline/worsened.py",
+    )
     parser.add_argument("--network", choices=NETWORKS, help="network and batch size other than the algorithm's default")
     parser.add_argument(
         "--precise",
@@ -125,7 +131,7 @@ def config_of(args: argparse.Namespace, algo: str, data: str) -> OfflineConfig:
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"--device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    data_options = ("preset", "rows", "real_ratio", "subsample", "augment")
+    data_options = ("preset", "rows", "real_ratio", "subsample", "augment", "worsen")
     agent_options = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
     given = {name: getattr(args, name) for name in data_options + agent_options}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}

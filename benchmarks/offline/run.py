@@ -32,7 +32,7 @@ KIND = "offline run"
 CHUNK = {"cuda": 5_000, "cpu": 100}  # updates between points at which a checkpoint can be saved: seconds
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
 # Settings that are repeated at the top level of the result.
-_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise")
+_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "worsen", "network", "precise")
 _PRINT = partial(print, flush=True)
 
 

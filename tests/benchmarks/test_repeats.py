@@ -18,7 +18,7 @@ if os.environ.get("SPOILT") == "2":
     def learn(self):
         genuine(self)
         if int(self.updates) == 6:
-            self.policy.mean[1, 3] += 1e-30
+            self.policy.mean[1, 3] += 1
     StackedTD3BC.learn = learn
 """
 

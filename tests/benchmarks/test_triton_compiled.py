@@ -137,13 +137,18 @@ def test_products_fetch_nothing_to_where_they_may_still_read(m, n, k, launches):
     check(launches["product"])
 
 
-# EDAC and CQL use `product` for each layer, with each operand transposed, and added to what is there.
-@pytest.mark.parametrize("transposed", ["", "a", "b"])
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(256, 256, 256), (24, 256, 256), (256, 24, 256), (256, 256, 24), (256, 1, 256)]
-)
-@pytest.mark.parametrize("kind", ["plain", "biased", "masked", "added"])
-def test_products_of_one_layer_fetch_nothing_to_where_they_may_still_read(kind, m, n, k, transposed, launches):
+# EDAC and CQL use `product` for each layer: forward, back through a layer, and for the gradients of weights.
+LAYER = (256, 256, 256)
+FORWARD = [
+    (kind, size, "") for kind in ("plain", "biased", "masked") for size in (LAYER, (256, 256, 24), (256, 1, 256))
+]
+BACK = [(kind, size, "b") for kind in ("plain", "masked") for size in (LAYER, (256, 24, 256), (256, 256, 12))]
+GRADIENTS = [(kind, size, "a") for kind in ("plain", "added") for size in (LAYER, (24, 256, 256), (256, 1, 256))]
+
+
+@pytest.mark.parametrize(("kind", "size", "transposed"), [*FORWARD, *BACK, *GRADIENTS])
+def test_products_of_layers_fetch_nothing_to_where_they_may_still_read(kind, size, transposed, launches):
+    m, n, k = size
     a = torch.zeros(40, k, m).mT if transposed == "a" else torch.zeros(40, m, k)
     b = torch.zeros(40, n, k).mT if transposed == "b" else torch.zeros(40, k, n)
     options = {
