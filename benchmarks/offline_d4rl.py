@@ -6,8 +6,13 @@ Writes ``results/offline/<dataset>/<algo>-<data>.json`` for each pair of algorit
 generated once for all of them and kept in ``--upsampled`` for later commands. A run that was stopped, by
 ``--time-limit`` or Ctrl-C, resumes with the same command.
 
-Official data sets (``-v2``) are looked up in D4RL's folder or downloaded; regenerated ones (``-regen``) are made by
-make_datasets.py.
+Official data sets (``-v2``) come from D4RL if it is installed, else from its folder, or are downloaded; regenerated
+ones (``-regen``) are made by make_datasets.py.
+
+    python benchmarks/offline_d4rl.py --official
+
+runs TD3+BC and IQL on real and on synthetic rows of all data sets of the paper that D4RL or its folder has here, and
+prints the scores beside the paper's. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from synther_replay.benchmarks.common.command_line import (
 from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, resume_hint
 from synther_replay.benchmarks.data.download import regenerated_folder
+from synther_replay.benchmarks.offline import official
 from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.run import run_to_file
 from synther_replay.benchmarks.offline.settings import ALGORITHMS, DATA, NETWORKS, RESULTS, OfflineConfig
@@ -53,16 +59,19 @@ OPTION_APPLIES_TO = {**dict.fromkeys(("preset", "rows", "set"), _GENERATED), "re
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", help="for example walker2d-medium-replay-v2 or walker2d-medium-replay-regen")
+    parser.add_argument("--algo", nargs="+", choices=ALGORITHMS)
     parser.add_argument(
-        "--dataset", required=True, help="for example walker2d-medium-replay-v2 or walker2d-medium-replay-regen"
+        "--official",
+        action="store_true",
+        help="D4RL's own data sets that are here (or the one of --dataset), with td3bc and iql on real and synther "
+        "unless said otherwise, and a table beside the paper's scores",
     )
-    parser.add_argument("--algo", required=True, nargs="+", choices=ALGORITHMS)
     parser.add_argument(
         "--data",
         nargs="+",
-        default=["real"],
         choices=DATA,
-        help="real rows, synthetic rows (synther), or batches of both (mixed)",
+        help="real rows (default), synthetic rows (synther), or batches of both (mixed)",
     )
     add_generator_options(
         parser,
@@ -77,6 +86,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch with --data mixed (0.5)")
     parser.add_argument("--subsample", type=float, help="share of the data set to keep (default: all of it)")
     parser.add_argument("--augment", choices=AUGMENTATIONS, help="data augmentation of batches of real rows")
+    parser.add_argument(
+        "--worsen",
+        metavar="KIND=AMOUNT",
+        help="make real rows worse in one way, to find what an algorithm cannot stand: starts, ends, rare-ends, blur "
+        "or copies, see benchmarks/offline/worsened.py",
+    )
     parser.add_argument("--network", choices=NETWORKS, help="network and batch size other than the algorithm's default")
     parser.add_argument(
         "--precise",
@@ -108,7 +123,9 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     try:
         args.device = resolve_device(args.device)
-        args.configs = [config_of(args, algo, data) for data, algo in itertools.product(args.data, args.algo)]
+        names = chosen_sets(args)
+        pairs = itertools.product(names, args.data, args.algo)
+        args.configs = [config_of(args, name, algo, data) for name, data, algo in pairs]
         if args.workers is not None:
             whole_number("workers", args.workers)
         for name, kinds in OPTION_APPLIES_TO.items():
@@ -117,27 +134,57 @@ def parse() -> argparse.Namespace:
                 raise ValueError(f"{option}: requires --data {' or '.join(kinds)}, got --data {' '.join(args.data)}")
     except (ValueError, TypeError) as error:
         parser.error(str(error))
+    except FileNotFoundError as error:
+        parser.exit(exit_with_error(2, error))
     return args
 
 
-def config_of(args: argparse.Namespace, algo: str, data: str) -> OfflineConfig:
+def chosen_sets(args: argparse.Namespace) -> list[str]:
+    """Names of the data sets; sets the defaults of `algo` and `data`."""
+    missing = [f"--{name}" for name in ("dataset", "algo") if not getattr(args, name)]
+    if missing and not args.official:
+        raise ValueError(f"the following arguments are required: {', '.join(missing)}")
+    args.algo = args.algo or ["td3bc", "iql"]
+    args.data = args.data or (["real", "synther"] if args.official else ["real"])
+    if not args.official:
+        return [args.dataset]
+    if args.dataset and args.dataset not in official.NAMES:
+        raise ValueError(f"--official: expected --dataset of {', '.join(official.NAMES)}, got {args.dataset}")
+    found = official.available(args.folder)
+    if args.dataset and args.dataset not in found:
+        raise FileNotFoundError(f"--official: {args.dataset} is not among the files that are here: {', '.join(found)}")
+    return [args.dataset] if args.dataset else found
+
+
+def config_of(args: argparse.Namespace, dataset: str, algo: str, data: str) -> OfflineConfig:
     """Settings of one run; defaults depend on the device."""
     kind = args.device.type
     if kind not in _DEFAULTS:
         raise ValueError(f"--device: expected one of {', '.join(_DEFAULTS)}, got {kind}")
-    data_options = ("preset", "rows", "real_ratio", "subsample", "augment")
+    data_options = ("preset", "rows", "real_ratio", "subsample", "augment", "worsen")
     agent_options = ("network", "precise", "seeds", "steps", "first_seed", "episodes", "evaluate_every")
     given = {name: getattr(args, name) for name in data_options + agent_options}
     values = {**_DEFAULTS[kind], **{name: value for name, value in given.items() if value is not None}}
     values = {name: value for name, value in values.items() if data in OPTION_APPLIES_TO.get(name, DATA)}
     if data in OPTION_APPLIES_TO["set"]:
         values["generator"] = dict(setting(text) for text in args.set)
-    return OfflineConfig(args.dataset, algo, data, **values)
+    return OfflineConfig(dataset, algo, data, **values)
 
 
 def main() -> int:
     """Command line."""
     args = parse()
+    status = run_all(args)
+    if args.official and not status:
+        try:
+            print(f"\n{official.table(args.out)}")
+        except ValueError as error:  # nothing is finished, or results of other lengths are there, too
+            return exit_with_error(2, f"no table: {error}")
+    return status
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Make all runs; returns the exit status."""
     started = time.monotonic()
     runs = 0
     source = DataSource(args.folder, args.device, args.upsampled)

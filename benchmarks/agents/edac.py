@@ -129,8 +129,8 @@ class StackedEDAC(OfflineLearner):
         target = bellman(rewards, terminated, log_prob, alpha, settings.gamma)
         d_q = error_gradient(q, next_q, target, self.none_excluded)
         critics, kept = values.first(self.stack), kept.first(self.stack)
-        backward(critics, kept, d_q.view(self.stack, batch, 1), gradient)
         found = layer_gradients(critics, kept)
+        backward(critics, kept, d_q.view(self.stack, batch, 1), gradient, found=found)
         action = spec.actions.start, spec.actions.stop
         d_input_gradient = _diversity_gradient(found[-1], settings.critics, *action, settings.eta)
         add_double_backward(critics, kept, found, d_input_gradient, gradient)

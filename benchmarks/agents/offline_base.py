@@ -55,7 +55,7 @@ class OfflineLearner(CapturedLearner):
         rows: Rows to train on.
         agents: M, the number of agents.
         settings: Hyper-parameters.
-        seed: Random seed; equal seeds and calls give equal agents on a CPU, and nearly so on a GPU.
+        seed: Random seed; equal seeds and calls give equal agents on the same device.
         critics: N, the number of critics per agent.
         is_stochastic: Whether the policy outputs a log-std for each mean.
         has_target_policy: Whether there is a target policy.

@@ -17,7 +17,8 @@ HOST = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 REGENERATED = "-regen"  # suffix of the names of regenerated data sets
 
 # Environment variable that names the folder, and the default folder in the home directory.
-_D4RL_FOLDERS = "D4RL_DATASET_DIR", ".d4rl"
+D4RL_FOLDER_VARIABLE = "D4RL_DATASET_DIR"
+_D4RL_FOLDERS = D4RL_FOLDER_VARIABLE, ".d4rl"
 _OWN_FOLDERS = "SYNTHER_REPLAY_DATASETS", ".synther_replay"
 
 _MAZES = ("umaze", "medium", "large")
@@ -75,6 +76,11 @@ def file_name(name: str) -> str:
 def regenerated_folder() -> Path:
     """Default folder of regenerated data sets."""
     return _folders(*_OWN_FOLDERS)[0]
+
+
+def d4rl_folders() -> list[Path]:
+    """Folders in which D4RL keeps its files."""
+    return _folders(*_D4RL_FOLDERS)
 
 
 def locate(name: str, folder: Path | None = None, *, download: bool = True) -> Path:

@@ -1,12 +1,12 @@
 """Offline data sets by name: official ones of D4RL, regenerated ones, and those of Minari.
 
-    load("walker2d-medium-replay-v2")      official: from D4RL's folder, or downloaded
+    load("walker2d-medium-replay-v2")      official: by D4RL if installed, else from its folder, or downloaded
     load("walker2d-medium-replay-regen")   made by make_datasets.py
     load("mujoco/hopper/medium-v0")        Minari
     load("folder/set.hdf5")                any file in D4RL's format
 
-Of a file, the transitions are those that D4RL's `qlearning_dataset` keeps, with the next observations of the file if
-it has any. Of Minari, all transitions are used.
+Official data are what `d4rl.qlearning_dataset` returns, unless a folder is given. Of a file, the transitions are those
+that it keeps, with the next observations of the file if it has any. Of Minari, all transitions are used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ def load(name: str | Path, *, folder: Path | None = None, download: bool = True)
 
     Args:
         name: Official name, regenerated name, Minari name, or path of a file; see the module's docstring.
-        folder: Folder to search first, and to download to; the default folders are searched in any case.
+        folder: Folder to search first, and to download to; the default folders are searched in any case. With a
+            folder, D4RL itself is not asked.
         download: Whether to download a missing official or Minari data set.
 
     Raises:
@@ -151,6 +153,8 @@ def load(name: str | Path, *, folder: Path | None = None, download: bool = True)
             raise FileNotFoundError(f"{path}: file not found")
     elif "/" in name:
         return _from_minari(name, download)
+    elif name in ADDRESSES and folder is None and has_d4rl():
+        return _from_d4rl(name)
     else:
         origin = "regenerated" if name.endswith(REGENERATED) else "official"
         path = locate(name, folder, download=download)
@@ -164,7 +168,7 @@ def load(name: str | Path, *, folder: Path | None = None, download: bool = True)
         raise ValueError(f"{path}: a regenerated data set needs the attribute 'recipe', got {sorted(attributes)}")
     if attributes.get("name", name) != name:
         raise ValueError(f"{path}: got data set {attributes['name']}, expected {name}")
-    transitions, returns = to_transitions(rows, limit=_by_prefix(_LIMITS, name) or 1_000, where=path)
+    transitions, returns = to_transitions(rows, limit=_limit(name), where=path)
     columns = transitions["observations"].shape[1], transitions["actions"].shape[1]
     expected = _by_prefix(TASK_COLUMNS, name) or columns
     if columns != expected:
@@ -189,6 +193,35 @@ def normalised_score(name: str, mean_return: float) -> float:
         )
     low, high = _by_prefix(D4RL_RETURNS, name)
     return float(100 * (mean_return - low) / (high - low))
+
+
+def has_d4rl() -> bool:
+    """Whether D4RL itself is installed."""
+    return find_spec("d4rl") is not None
+
+
+def _from_d4rl(name: str) -> Dataset:
+    """What D4RL's `qlearning_dataset` returns, as it is."""
+    try:
+        d4rl, gym = import_module("d4rl"), import_module("gym")
+    except Exception as error:  # of mujoco-py, which compiles itself when imported
+        raise ImportError(
+            f"{name}: d4rl is installed but cannot be imported ({error}); give --folder instead"
+        ) from error
+    environment = gym.make(name)
+    raw = environment.get_dataset()
+    rows = validated(d4rl.qlearning_dataset(environment, dataset=raw), name)
+    ended = np.append((rows["next_observations"][:-1] != rows["observations"][1:]).any(1), True)
+    _, returns = to_transitions(validated(raw, name), limit=_limit(name), where=name)
+    transitions = {**rows, "timeouts": ended & ~rows["terminals"]}
+    file_info = {"attributes": {}, "episode_returns": returns, "timeouts_derived": "timeouts" not in raw}
+    return Dataset(name, "official", Path(environment.unwrapped.dataset_filepath), **transitions, **file_info)
+
+
+def _limit(name: str) -> int:
+    """Steps per episode."""
+    limit: int = _by_prefix(_LIMITS, name) or 1_000
+    return limit
 
 
 def _by_prefix(table: Mapping[str, Any], name: str) -> Any:

@@ -20,8 +20,15 @@ from synther_replay.benchmarks.offline.tables import (
     mean_cell,
     score_cell,
 )
+from synther_replay.benchmarks.offline.worsened import described
 
-ALGORITHMS = {"td3bc": "TD3+BC", "iql": "IQL", "edac": "EDAC", "td3bc-large": "TD3+BC, larger networks"}
+ALGORITHMS = {
+    "td3bc": "TD3+BC",
+    "iql": "IQL",
+    "edac": "EDAC",
+    "cql": "CQL",
+    "td3bc-large": "TD3+BC, larger networks",
+}
 ROWS = {"real": "real rows", "mixed": "half of each", "synther": "synthetic rows"}
 AUGMENTATIONS = ("additive", "multiplicative", "dynamics")
 SUBSAMPLED = "walker2d-medium-replay-regen"
@@ -34,7 +41,7 @@ _MAZES = ("umaze", "medium", "large")
 
 
 def tables(results: Path) -> dict[str, str]:
-    """Tables and sentences by name.
+    """Tables and sentences by name; some only once there are results.
 
     Args:
         results: Folder of the published results.
@@ -42,14 +49,16 @@ def tables(results: Path) -> dict[str, str]:
     folder = results / "offline"
     main, second, paper = (read_results(folder / name) for name in ("main", "second-draw", "paper-preset"))
     whole = [result for result in main if result.share is None]
+    further = {"offline-cql": _by_set("cql", whole), "offline-worsened": _worsened(whole, folder / "worsened")}
     return {
+        **{name: text for name, text in further.items() if text},
         "readme-offline-15pct": _fifteen_percent_sentence(main, second),
         "offline-means": _means(whole),
         "offline-td3bc": _by_set("td3bc", _of_family("locomotion", whole)),
         "offline-iql": _by_set("iql", _of_family("locomotion", whole)),
         "offline-edac": _by_set("edac", whole),
-        "offline-mazes": _both(_of_family("mazes", whole), ("real", "synther")),
-        "offline-mixed": _both([r for r in whole if _kind(r.dataset) == "medium-replay"], tuple(ROWS)),
+        "offline-mazes": _each(_of_family("mazes", whole), ("real", "synther")),
+        "offline-mixed": _each([r for r in whole if _kind(r.dataset) == "medium-replay"], tuple(ROWS)),
         "offline-networks": _networks(whole),
         "offline-15pct": _fifteen_percent(main, second),
         "offline-paper-preset": _with_and_without(main, paper, "`offline()`", "`paper()`"),
@@ -71,14 +80,16 @@ def _of_family(kind: str, results: Sequence[Result]) -> list[Result]:
 
 
 def _by_set(algo: str, results: Sequence[Result]) -> str:
-    """Scores on real and on synthetic rows, a row per data set."""
+    """Scores on real and on synthetic rows, a row per data set; empty without results."""
+    if all(result.algo != algo for result in results):
+        return ""
     return _comparison(ALGORITHMS[algo], {ROWS[v]: column(results, algo, v) for v in ("real", "synther")})
 
 
-def _both(results: Sequence[Result], variants: Sequence[str]) -> str:
-    """A table for TD3+BC and one for IQL."""
-    columns = {algo: {ROWS[v]: column(results, algo, v) for v in variants} for algo in ("td3bc", "iql")}
-    return "\n\n".join(_comparison(ALGORITHMS[algo], own) for algo, own in columns.items() if any(own.values()))
+def _each(results: Sequence[Result], variants: Sequence[str]) -> str:
+    """A table for each algorithm that has results of all variants."""
+    columns = {algo: {ROWS[v]: column(results, algo, v) for v in variants} for algo in ("td3bc", "iql", "edac")}
+    return "\n\n".join(_comparison(ALGORITHMS[algo], own) for algo, own in columns.items() if all(own.values()))
 
 
 def _networks(results: Sequence[Result]) -> str:
@@ -106,7 +117,7 @@ def _comparison(title: str, columns: Mapping[str, Column]) -> str:
 
 def _means(results: Sequence[Result]) -> str:
     """Means over data sets, a row per algorithm and group of data sets."""
-    rows = []
+    rows, shown = [], []
     for algo, kind, which in (
         ("td3bc", "locomotion", None),
         ("iql", "locomotion", None),
@@ -114,14 +125,18 @@ def _means(results: Sequence[Result]) -> str:
         ("td3bc", "medium-replay", "medium-replay"),
         ("td3bc-large", "medium-replay", "medium-replay"),
         ("iql", "medium-replay", "medium-replay"),
+        ("cql", "medium-replay", "medium-replay"),
+        ("td3bc-large", "locomotion", None),
         ("td3bc", "mazes", None),
         ("iql", "mazes", None),
+        ("edac", "mazes", None),
     ):
         own = [r for r in results if (_kind(r.dataset) == which if which else tasks(r.dataset) == kind)]
         pair = [column(own, algo, variant) for variant in ("real", "synther")]
         check_comparable(ALGORITHMS[algo], dict(enumerate(pair)))
         common = sorted((name for name in pair[0] if name in pair[1]), key=_order)
-        if common:
+        if common and (algo, common) not in shown:
+            shown.append((algo, common))
             cells = [mean_cell(part, common, scores) for scores in (final_scores, all_scores) for part in pair]
             rows.append([ALGORITHMS[algo], f"{len(common)} {kind}", *cells])
     heads = ("real rows", "synthetic rows", "real rows, all evaluations", "synthetic rows, all evaluations")
@@ -174,6 +189,23 @@ def _with_and_without(main: Sequence[Result], others: Sequence[Result], without:
         rows.append([f"{ALGORITHMS[other.algo]}, {share}{_short(other.dataset)}", *last, *mean])
     heads = (without, with_it, f"{without}, all evaluations", f"{with_it}, all evaluations")
     return markdown_table(("synthetic rows", *heads), rows)
+
+
+def _worsened(main: Sequence[Result], folder: Path) -> str:
+    """Scores on real rows made worse in one way, between real rows as they are and synthetic ones."""
+    if not folder.is_dir():
+        return ""
+    results, blocks = read_results(folder), []
+    for algo, dataset in sorted({(result.algo, result.dataset) for result in results}):
+        own = [result for result in results if (result.algo, result.dataset) == (algo, dataset)]
+        found = {ROWS["real"]: find(main, dataset, algo, "real")}
+        found |= {described(result.variant): result for result in sorted(own, key=lambda result: result.variant)}
+        found[ROWS["synther"]] = find(main, dataset, algo, "synther")
+        check_comparable(algo, {name: {dataset: result} for name, result in found.items() if result})
+        rows = [[name, _cell(each), each and interval_cell([each.mean_scores])] for name, each in found.items()]
+        title = f"{ALGORITHMS[algo]}, {_short(dataset)}"
+        blocks.append(markdown_table((title, "last evaluation", "all evaluations"), rows))
+    return "\n\n".join(blocks)
 
 
 def _terminations(folder: Path) -> str:

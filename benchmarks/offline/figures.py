@@ -110,8 +110,8 @@ def draw_for_docs(results: Path, out: Path) -> None:
         results: Folder of the published results.
         out: Output folder.
     """
-    # EDAC has results on three data sets only.
-    shown = figures([r for r in read_results(results / "offline" / "main") if not r.algo.startswith("edac")])
+    # EDAC and CQL have results on some data sets only.
+    shown = figures([r for r in read_results(results / "offline" / "main") if not r.algo.startswith(("edac", "cql"))])
     for name in DOCS_FIGURES:
         if name in shown:
             save_figure(draw(shown[name]), out / f"{name}.png", dpi=_DPI)

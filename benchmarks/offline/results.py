@@ -12,7 +12,7 @@ import numpy as np
 
 VARIANTS = ("real", "additive", "multiplicative", "dynamics", "mixed", "synther")
 """Kinds of training rows, in the order of table columns."""
-DIGEST = "dataset_digest"
+DIGEST, REAL_ROWS = "dataset_digest", "real_rows"
 KEYS = ("dataset", "algo", "data", "steps", "seeds", "subsample", "augment", "network", "origin", "real_rows")
 KEYS += ("final", "curve")
 # Settings and origin; results without them are refused.
@@ -43,7 +43,7 @@ class Result:
         dataset: Name of the data set.
         algo: Name of the algorithm, with `-large` for larger networks and `-precise` for fp32.
         base_algo: Name of the algorithm with default networks; None if this result has default networks.
-        variant: Kind of training rows, one of `VARIANTS`.
+        variant: Kind of training rows, one of `VARIANTS`, or how real rows were made worse.
         steps: Number of updates.
         share: Percentage of the data set that was used; None for the full data set.
         regenerated: Whether the data set is regenerated, not D4RL's own file.
@@ -51,7 +51,7 @@ class Result:
         mean_scores: Means over all evaluations ``(seeds,)``.
         evaluations: Number of updates at each evaluation.
         failed: Number of seeds without a score at the last evaluation.
-        source: Number, command and digest of the real rows.
+        source: Number, command and digest of the real rows; no number if they were made worse.
         matched: Settings that must be equal within a column of a table.
         generator: Generator sizes, which may differ between data sets; None without a generator.
     """
@@ -81,9 +81,10 @@ def read_cell(path: Path) -> Result:
     missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
     if missing:
         raise ValueError(f"{path}: expected the keys {', '.join(KEYS)}; missing: {', '.join(missing)}")
-    variant = content["augment"] or content["data"]
+    worsened = content.get("worsen")  # absent in older files
+    variant = worsened or content["augment"] or content["data"]
     supported = not content["augment"] or content["data"] == "real"  # augmented synthetic rows are not supported
-    if variant not in VARIANTS or not supported:
+    if variant not in (*VARIANTS, worsened) or not supported:
         raise ValueError(f"{path}: expected data or augment of {', '.join(VARIANTS)}")
     scores, curve, evaluations = _scores(path, content)
     if content["dataset"] != path.parent.name:  # a copied file would be shown under the wrong name
@@ -107,7 +108,8 @@ def read_cell(path: Path) -> Result:
         np.nan_to_num(curve, nan=0.0).mean(0),
         evaluations,
         int(np.isnan(scores).sum()),
-        {key: content.get(key) for key in ("real_rows", "dataset_command", DIGEST)},
+        {key: content.get(key) for key in (REAL_ROWS, "dataset_command", DIGEST)}
+        | ({REAL_ROWS: None} if worsened else {}),
         {"preset": content["preset"], **{key: settings.get(key) for key in MUST_MATCH}, **options},
         {key: generator[key] for key in SIZE_OPTIONS if key in generator} or None,
     )
@@ -157,6 +159,11 @@ def with_other_networks(results: Sequence[Result]) -> dict[tuple[str, str], list
         sets = {result.dataset for result in results if result.algo == other}
         found[base, other] = [r for r in results if r.algo in (base, other) and r.dataset in sets]
     return found
+
+
+def variants_of(results: Sequence[Result]) -> list[str]:
+    """Kinds of training rows: those of `VARIANTS`, then ways in which real rows were made worse."""
+    return [*VARIANTS, *sorted({result.variant for result in results} - set(VARIANTS))]
 
 
 def shares(results: Sequence[Result]) -> list[float | None]:

@@ -14,6 +14,7 @@ from synther_replay.benchmarks.data.registry import Dataset, load
 from synther_replay.benchmarks.environments.terminals import terminal_counts
 from synther_replay.benchmarks.offline.settings import OfflineConfig
 from synther_replay.benchmarks.offline.upsampled import Upsampled
+from synther_replay.benchmarks.offline.worsened import worsened
 
 DIGEST = "dataset_digest"  # result key for the digest of the whole data set
 _EPISODE = 1_000  # steps; CORL multiplies normalised rewards by it
@@ -35,8 +36,10 @@ class DataSource:
         self._upsampled = Upsampled(upsampled, device)
 
     def dataset(self, config: OfflineConfig) -> Dataset:
-        """The data set of a config, subsampled if the config asks for it."""
+        """The data set of a config, made worse and subsampled if the config asks for it."""
         whole = self._load(config.dataset)
+        if config.worsen is not None:
+            whole = worsened(whole, config.worsen, config.first_seed)
         return whole if config.subsample is None else whole.subsample(config.subsample, config.first_seed)
 
     def check_same(self, path: Path, config: OfflineConfig) -> None:

@@ -32,7 +32,7 @@ KIND = "offline run"
 CHUNK = {"cuda": 5_000, "cpu": 100}  # updates between points at which a checkpoint can be saved: seconds
 CLOCKS = ("data", "learner", "evaluate", "start", "checkpoint")
 # Settings that are repeated at the top level of the result.
-_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise")
+_SHOWN = ("dataset", "algo", "data", "preset", "steps", "subsample", "augment", "worsen", "network", "precise")
 _PRINT = partial(print, flush=True)
 
 
@@ -145,12 +145,16 @@ class OfflineRun:
         }
 
     def _run_chunk(self, evaluator: Evaluator) -> None:
-        """Train up to the end of the chunk or the next evaluation; depends only on the state at its start."""
+        """Train up to the end of the chunk or the next evaluation.
+
+        Each call of `learn` has the random stream of its first update, so that the length of a chunk, the times of
+        evaluations and where a run was stopped change nothing.
+        """
         config, chunk = self.config, CHUNK[self.device.type]
         count = min(chunk - self.updates % chunk, config.evaluate_every - self.updates % config.evaluate_every)
         with self.watch.clock("learner"):
-            self.learner.reseed(self.updates)
             for _ in range(min(count, config.steps - self.updates) // self.learner.hyper.updates_per_call):
+                self.learner.reseed(self.updates)
                 self.learner.learn()
                 self.updates += self.learner.hyper.updates_per_call
             synchronise(self.device)

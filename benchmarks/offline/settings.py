@@ -20,6 +20,7 @@ from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESET
 from synther_replay.benchmarks.data.download import ADDRESSES, RECIPES, REGENERATED
 from synther_replay.benchmarks.environments.scores import TASK_COLUMNS
 from synther_replay.benchmarks.environments.simulators import simulator_of
+from synther_replay.benchmarks.offline.worsened import parse as parse_worsening
 from synther_replay.common.checks import whole_number
 from synther_replay.replay.mixing import check_real_ratio
 
@@ -84,6 +85,7 @@ class OfflineConfig:
         episodes: Episodes per evaluation. None: 10, or 100 for mazes, whose returns vary most between episodes.
         evaluate_every: Updates between evaluations.
         generator: Options of the generator that differ from the preset.
+        worsen: How real rows are made worse, see `worsened`; None: they are not.
         precise: Whether agents are trained in fp32 on a GPU, as on a CPU, instead of with fp16 matrix products.
     """
 
@@ -103,6 +105,7 @@ class OfflineConfig:
     evaluate_every: int = 50_000
     generator: dict[str, Any] = field(default_factory=dict)
     precise: bool = False
+    worsen: str | None = None
 
     def __post_init__(self) -> None:
         """Validate all values and set the default of `episodes`."""
@@ -133,6 +136,10 @@ class OfflineConfig:
             raise ValueError(f"augment: expected one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
         if self.augment is not None and self.synthetic:
             raise ValueError(f"augment: requires data 'real', got {self.data!r}")
+        if self.worsen is not None:
+            parse_worsening(self.worsen)
+            if self.data != "real":
+                raise ValueError(f"worsen: requires data 'real', got {self.data!r}")
         if self.network is not None and self.network not in NETWORKS:
             raise ValueError(f"network: expected one of {', '.join(NETWORKS)}, got {self.network!r}")
         if self.synthetic:
@@ -164,7 +171,8 @@ class OfflineConfig:
         """Algorithm, data and variant, used as file name."""
         share = None if self.subsample is None else f"{100 * self.subsample:g}pct"
         precise = "precise" if self.precise else None
-        return "-".join(part for part in (self.algo, self.data, share, self.augment, self.network, precise) if part)
+        parts = (self.algo, self.data, self.worsen, share, self.augment, self.network, precise)
+        return "-".join(part for part in parts if part)
 
     @property
     def task(self) -> str:
@@ -207,7 +215,11 @@ class OfflineConfig:
         # Omitted at the value of older results, which are compared with these settings and do not have them. Rows of
         # all data sets are too short for `direct_rows`.
         generator, omitted = values["generator"], {"exact": False, "find_limits": False, "direct_rows": True}
-        for settings, name, old in ((values, "precise", False), *((generator, *item) for item in omitted.items())):
+        omitted_here = {"precise": False, "worsen": None}
+        for settings, name, old in (
+            *((values, *item) for item in omitted_here.items()),
+            *((generator, *item) for item in omitted.items()),
+        ):
             if settings.get(name, old) == old:
                 settings.pop(name, None)
         scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}

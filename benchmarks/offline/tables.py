@@ -17,12 +17,14 @@ from synther_replay.benchmarks.common.formatting import markdown_table, mean_and
 from synther_replay.benchmarks.common.statistics import COVERAGE, Estimate, mean_estimate
 from synther_replay.benchmarks.offline.results import (
     DIGEST,
+    REAL_ROWS,
     VARIANTS,
     Column,
     Result,
     column,
     shares,
     tasks,
+    variants_of,
     with_mixtures,
     with_other_networks,
     without_mixtures,
@@ -40,7 +42,7 @@ def table(results: Sequence[Result]) -> str:
         unmixed = without_mixtures(shown)
         for note, part in (("", unmixed), (", mixtures", with_mixtures(shown))):
             for algo in sorted({result.algo for result in part}):
-                blocks.append(_block(algo + note + share_note, {v: column(part, algo, v) for v in VARIANTS}))
+                blocks.append(_block(algo + note + share_note, {v: column(part, algo, v) for v in variants_of(part)}))
         for both_algos, both in with_other_networks(unmixed).items():
             pairs = itertools.product(both_algos, VARIANTS)
             blocks.append(_block(f"networks{share_note}", {f"{a}, {v}": column(both, a, v) for a, v in pairs}))
@@ -91,8 +93,10 @@ def check_comparable(title: str, columns: Mapping[str, Column]) -> list[str]:
 
 
 def _same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two results used the same real rows; digests are compared if both have a digest."""
-    return all(one[key] == other[key] for key in one if key != DIGEST or None not in (one[key], other[key]))
+    """Whether two results used the same real rows; numbers of rows and digests are compared if both have one."""
+    return all(
+        one[key] == other[key] for key in one if key not in (DIGEST, REAL_ROWS) or None not in (one[key], other[key])
+    )
 
 
 def final_scores(result: Result) -> np.ndarray:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -24,7 +24,8 @@ _SHAPES_PER_FUNCTION = 64
 def fused(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function of element-wise operations and sums into few kernels if its first argument is on a GPU.
 
-    On the CPU, and if compilation fails, the function runs uncompiled.
+    On the CPU, and if compilation fails, the function runs uncompiled. Equal calls give equal results, bit for bit, in
+    all processes on one kind of GPU: see `_compile_options`.
     """
     return _faster_on_gpu(function, lambda: _compiled(function))
 
@@ -45,8 +46,20 @@ def by_kernel(function: Callable[P, R]) -> Callable[P, R]:
     return _faster_on_gpu(function, prepare)
 
 
+@functools.cache
+def _compile_options() -> dict[str, Any]:
+    """Options of `torch.compile` that keep it from choosing the order of sums by timing.
+
+    By default Inductor times several tile sizes of a reduction at its first call and takes the fastest. The order of
+    the sum depends on the tile, so that two processes disagree in the last bits, and a long run amplifies that.
+    """
+    known = importlib.import_module("torch._inductor.config").get_config_copy()
+    # "deterministic": PyTorch 2.10 and newer. Before, tiles of reductions are fixed together with all others.
+    return {"deterministic": True} if "deterministic" in known else {"triton.autotune_pointwise": False}
+
+
 def _compiled(function: Callable[P, R]) -> Callable[P, R]:
-    compiled = torch.compile(function, fullgraph=True, dynamic=False)
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, options=_compile_options())
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch._dynamo.config.patch(recompile_limit=_SHAPES_PER_FUNCTION):

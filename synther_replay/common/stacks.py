@@ -1,4 +1,4 @@
-"""Tensors of several models, ``(M, n, ...)``."""
+"""Rows of tensors taken and added by number."""
 
 from __future__ import annotations
 
@@ -12,3 +12,15 @@ def take_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     One `index_select` per model: faster than `gather`, whose index would need the columns, too.
     """
     return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])
+
+
+def add_rows(out: Tensor, number: Tensor, rows: Tensor) -> None:
+    """Add each row of `rows` ``(n, ...)`` to that of `out` with its number ``(n,)``, in an order that repeats.
+
+    On a GPU `index_add_` adds by atomics in any order, and sums of floats then differ between runs. `index_put_` sorts
+    there; on a CPU it is the one that adds in any order.
+    """
+    if out.is_cuda:
+        out.index_put_((number,), rows, accumulate=True)
+    else:
+        out.index_add_(0, number, rows)

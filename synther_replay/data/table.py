@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from synther_replay.common.stacks import take_rows
+from synther_replay.common.stacks import add_rows, take_rows
 from synther_replay.errors import CheckpointError
 
 _CANDIDATES = 32  # real rows among which the one with the nearest condition is drawn
@@ -34,7 +34,7 @@ class RowTable(NamedTuple):
         means = given.new_zeros(len(rows), size, given.shape[2])
         for model, (distinct, number, counts) in enumerate(found):
             table[model, : len(distinct)], total[model, : len(counts)] = distinct, counts
-            means[model].index_add_(0, number, given[model])
+            add_rows(means[model], number, given[model])
         return cls(table, total, means / total.clamp(min=1)[..., None])
 
     def draw(self, n: int, rng: torch.Generator, condition: Tensor | None = None) -> Tensor:

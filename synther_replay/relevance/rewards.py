@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from synther_replay.common.stacks import add_rows
 from synther_replay.data.transitions import Transitions
 
 _MOST_ENVIRONMENTS = 256  # that take turns in one buffer
@@ -59,7 +60,7 @@ def _episode_returns(transitions: Transitions) -> Tensor:
         starts[1:] = ~_follows(transitions[order], 1)
     episode = starts.long().cumsum(0) - 1
     returns = torch.zeros(n, dtype=torch.float64, device=device)
-    returns.index_add_(0, episode, transitions.rewards[order].double())
+    add_rows(returns, episode, transitions.rewards[order].double())
     scores = torch.empty(n, dtype=torch.float64, device=device)
     scores[order] = returns[episode]
     return scores

@@ -77,18 +77,62 @@ def test_result_files_have_their_origin(key):
 
 
 def test_tables_txt_lists_exactly_the_published_cells(monkeypatch):
-    monkeypatch.setattr(offline_d4rl, "resolve_device", lambda _: torch.device("cuda"))  # defaults of the runs
-
-    def asked_by(line):
-        monkeypatch.setattr(sys, "argv", ["offline_d4rl.py", *line.split()])
-        return offline_d4rl.parse().configs
-
-    lines = (ROOT / "benchmarks" / "offline" / "tables.txt").read_text().splitlines()
-    asked = [cell for line in lines for cell in asked_by(line)]
+    asked = [cell for _, cell in cells_of("tables.txt", monkeypatch)]
     main = RESULTS / "offline" / "main"
     published = {path.relative_to(main): json.loads(path.read_text())["settings"] for path in main.glob("*/*.json")}
     assert {Path(cell.dataset, f"{cell.name}.json"): cell.to_json() for cell in asked} == published
     assert len(asked) == len(published)
+
+
+def cells_of(name, monkeypatch):
+    """The cells that a list of the offline benchmark asks for, with the options of a run on a GPU."""
+    monkeypatch.setattr(offline_d4rl, "resolve_device", lambda _: torch.device("cuda"))
+    found = []
+    for line in (ROOT / "benchmarks" / "offline" / name).read_text().splitlines():
+        monkeypatch.setattr(sys, "argv", ["offline_d4rl.py", *line.split()])
+        args = offline_d4rl.parse()
+        found += [(args.out, config) for config in args.configs]
+    return found
+
+
+def write_cell(path, config, template):
+    """A result of a cell, like a published one but for its settings."""
+    steps = range(config.evaluate_every, config.steps + 1, config.evaluate_every)
+    curve = [{"step": step, "scores": [1.0 * step / config.steps] * config.seeds} for step in steps]
+    shown = {key: getattr(config, key) for key in ("dataset", "algo", "data", "steps", "preset", "network", "worsen")}
+    content = {**template, **shown, "seeds": list(range(config.seeds)), "settings": config.to_json()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**content, "curve": curve, "final": curve[-1]["scores"]}))
+
+
+def test_the_further_cells_are_those_of_the_paper_and_appear_in_the_tables(tmp_path, monkeypatch):
+    shutil.copytree(RESULTS / "offline", tmp_path / "offline")
+    main = tmp_path / "offline" / "main"
+    cells = cells_of("further.txt", monkeypatch)
+    assert len({(cell.dataset, cell.name) for _, cell in cells}) == len(cells) == 3 * 2 + 12 * 2 + 9 * 2 + 3 * 2 + 3
+    for _, cell in cells:
+        template = json.loads((main / cell.dataset / "td3bc-real.json").read_text())
+        write_cell(main / cell.dataset / f"{cell.name}.json", cell, template)
+    worse = cells_of("worsened.txt", monkeypatch)
+    for out, cell in worse:
+        assert out == Path("results", "offline-worsened")
+        template = json.loads((main / cell.dataset / "edac-real.json").read_text())
+        write_cell(tmp_path / "offline" / "worsened" / cell.dataset / f"{cell.name}.json", cell, template)
+    tables = figures.offline_tables.tables(tmp_path)
+    count = {name: len(table.splitlines()) for name, table in tables.items()}
+    assert (count["offline-cql"], count["offline-networks"]) == (2 + 3 + 2, 2 + 12 + 2)
+    assert count["offline-edac"] == 2 + 12 + 2
+    assert count["offline-worsened"] == 2 + 1 + len(worse) + 1
+    assert tables["offline-mixed"].count("| EDAC | real rows | half of each | synthetic rows |") == 1
+    assert "| EDAC | real rows | synthetic rows |" in tables["offline-mazes"]
+    for row in (
+        "EDAC | 9 locomotion",
+        "CQL | 3 medium-replay",
+        "TD3+BC, larger networks | 12 locomotion",
+        "EDAC | 3 mazes",
+    ):
+        assert f"| {row} | " in tables["offline-means"]
+    assert "real rows without the last 20 steps before a termination" in tables["offline-worsened"]
 
 
 def test_missing_cells_are_empty_and_left_out_of_means(tmp_path):

@@ -150,6 +150,20 @@ def test_layer_gradients_and_double_backward_are_nearly_the_same(layers, size, n
         assert near(found, expected)
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_gradients_of_a_single_output_are_multiples_of_those_by_the_layers(dtype, layers, normal):
+    shape, parameters = drawn(1, layers)
+    x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
+    w = operands(parameters, shape, dtype)
+    _, kept = forward(w, x)
+    gradients = torch.zeros(2, *parameters.shape)
+    d_y = normal(STACK, BATCH, 1)
+    for gradient, known in zip(gradients, (None, layer_gradients(w, kept)), strict=True):
+        backward(w, kept, d_y, Layers.of(gradient, shape), found=known)
+    assert near(gradients[1], gradients[0], share=1e-6 if dtype == torch.float32 else 0.01)
+
+
 def test_values_beyond_fp16_are_clamped(normal):
     shape, parameters = drawn(1, 3)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)

@@ -198,7 +198,7 @@ class TestConfigs:
     def test_defaults_on_a_gpu(self, monkeypatch, data):
         args = self.parse(monkeypatch, "--algo", "iql", "--data", data)
         args.device = torch.device("cuda", 0)
-        found = offline_d4rl.config_of(args, "iql", data)
+        found = offline_d4rl.config_of(args, HOPPER, "iql", data)
         generator = {} if data == "real" else {"preset": "offline"}
         assert found == OfflineConfig(HOPPER, "iql", data, seeds=8, steps=1_000_000, **generator)
 

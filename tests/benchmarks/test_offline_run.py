@@ -23,7 +23,7 @@ from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.offline import run as offline_run
 from synther_replay.benchmarks.offline.rows import DataSource
 from synther_replay.benchmarks.offline.run import OfflineRun, run_to_file
-from synther_replay.benchmarks.offline.settings import OfflineConfig
+from synther_replay.benchmarks.offline.settings import ALGORITHMS, OfflineConfig
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence import checkpoint as checkpoints
 from synther_replay.persistence import tensor_file
@@ -32,7 +32,9 @@ CPU = torch.device("cpu")
 EVALUATIONS = [16, 32, STEPS]
 STOPS = [12, 16, 24, 32, 36]  # where a chunk ends: every 12 updates, and where it is judged
 BOTH = pytest.mark.parametrize("algo", ["td3bc", "iql"])
-KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "network", "precise", "seeds", "origin"}
+ALL = pytest.mark.parametrize("algo", list(ALGORITHMS))
+KEYS = {"dataset", "algo", "data", "preset", "steps", "subsample", "augment", "worsen", "network", "precise"}
+KEYS |= {"seeds", "origin"}
 KEYS |= {"task", "timeouts_derived", "real_rows", "dataset_command", "dataset_digest", "made_on"}
 KEYS |= {"curve", "final", "value_estimates", "wall_seconds", "settings"}
 OF_GENERATOR = {"synthetic_rows", "fit_seconds", "generate_seconds", "fit_steps", "held_out_loss", "generator_commit"}
@@ -186,7 +188,7 @@ class TestRun:
         assert same(one["rows"], other["rows"])
         assert not same(one["learner"], other["learner"])
 
-    def test_each_chunk_has_its_own_random_stream(self, tmp_path, run_through, monkeypatch):
+    def test_each_call_has_its_own_random_stream(self, tmp_path, run_through, monkeypatch):
         drawn, genuine = [], offline_run.DataSource.rows
 
         def rows(self, of):
@@ -198,6 +200,13 @@ class TestRun:
         monkeypatch.setattr(offline_run.DataSource, "rows", rows)
         run_through(tmp_path / "c", config())
         assert len(set(drawn)) == len(drawn) == STEPS // 4
+
+    @ALL
+    def test_neither_chunks_nor_evaluations_change_the_agents(self, algo, tmp_path, run_through, monkeypatch, same):
+        one = run_through(tmp_path / "c", config(algo, seeds=1))
+        monkeypatch.setitem(offline_run.CHUNK, "cpu", 20)
+        other = run_through(tmp_path / "d", config(algo, seeds=1, evaluate_every=STEPS))
+        assert same(one.learner.state_dict(), other.learner.state_dict())
 
     def test_it_reports_scores_and_time(self, tmp_path, run_through):
         run = run_through(tmp_path / "c", config(steps=16))
@@ -224,7 +233,7 @@ class TestRun:
 class TestResuming:
     @pytest.mark.slow
     @pytest.mark.parametrize("data", ["real", "synther"])
-    @BOTH
+    @ALL
     def test_a_run_stopped_after_each_chunk_equals_an_uninterrupted_one(
         self, algo, data, tmp_path, run_through, undisturbed, same
     ):

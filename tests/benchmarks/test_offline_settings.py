@@ -264,7 +264,7 @@ class TestToJson:
     def test_holds_all_there_is_to_choose_and_what_it_stands_for(self):
         made = make(data="synther", preset="tiny", generator={"width": 64})
         found = made.to_json()
-        assert found.keys() == {*OfflineConfig.__dataclass_fields__, "algorithm"} - {"precise"}
+        assert found.keys() == {*OfflineConfig.__dataclass_fields__, "algorithm"} - {"precise", "worsen"}
         told = GeneratorConfig.from_json(found["generator"] | {"direct_rows": True})  # omitted
         assert told == GeneratorConfig.tiny(width=64, max_seconds=None)
         scaling = {"scales_rewards": False, "scales_observations": True}
@@ -318,3 +318,22 @@ class TestToJson:
 def test_chunks_are_whole_calls_of_every_learner(algo):
     per_call = make(algo=algo)._settings().updates_per_call
     assert [chunk % per_call for chunk in offline_run.CHUNK.values()] == [0, 0]  # else a run would never make progress
+
+
+class TestWorsened:
+    def test_it_is_part_of_name_and_settings(self):
+        found = make(algo="edac", worsen="ends=20")
+        assert found.name == "edac-real-ends=20"
+        assert found.to_json()["worsen"] == "ends=20"
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"worsen": "ends"}, "worsen: ends: expected a whole number above 0, got 'ends'"),
+            ({"worsen": "end=20"}, "worsen: expected KIND=AMOUNT with a kind of starts, ends, "),
+            ({"worsen": "ends=20", "data": "synther", "preset": "tiny"}, "worsen: requires data 'real', got 'synther'"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, changes, message):
+        with pytest.raises(ValueError, match=message):
+            make(**changes)

@@ -135,3 +135,27 @@ def test_critics_fetch_nothing_to_where_a_product_may_still_read(agents, each, l
 def test_products_fetch_nothing_to_where_they_may_still_read(m, n, k, launches):
     triton_matmul.product(torch.zeros(8, m, k).half(), torch.zeros(8, k, n).half())
     check(launches["product"])
+
+
+# EDAC and CQL use `product` for each layer: forward, back through a layer, and for the gradients of weights.
+LAYER = (256, 256, 256)
+FORWARD = [
+    (kind, size, "") for kind in ("plain", "biased", "masked") for size in (LAYER, (256, 256, 24), (256, 1, 256))
+]
+BACK = [(kind, size, "b") for kind in ("plain", "masked") for size in (LAYER, (256, 24, 256), (256, 256, 12))]
+GRADIENTS = [(kind, size, "a") for kind in ("plain", "added") for size in (LAYER, (24, 256, 256), (256, 1, 256))]
+
+
+@pytest.mark.parametrize(("kind", "size", "transposed"), [*FORWARD, *BACK, *GRADIENTS])
+def test_products_of_layers_fetch_nothing_to_where_they_may_still_read(kind, size, transposed, launches):
+    m, n, k = size
+    a = torch.zeros(40, k, m).mT if transposed == "a" else torch.zeros(40, m, k)
+    b = torch.zeros(40, n, k).mT if transposed == "b" else torch.zeros(40, k, n)
+    options = {
+        "plain": {"dtype": torch.float32},
+        "biased": {"bias": torch.zeros(40, 1, n).half(), "relu": True},
+        "masked": {"unit": torch.zeros(40, m, n).half()},
+        "added": {"out": torch.zeros(40, m, n), "add": True, "factor": 1 / 256},
+    }
+    triton_matmul.product(a.half(), b.half(), **options[kind])
+    check(launches["product"])

@@ -38,6 +38,13 @@ def scaled(x: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     return as_type(x * factor, dtype)
 
 
+@fused
+def multiplied(x: Tensor, factors: Tensor) -> Tensor:
+    """``x * factors`` in the type of `x`, with a factor per row."""
+    wide = x.float() if x.dtype == torch.half else x
+    return as_type(wide * factors, x.dtype)
+
+
 def linear_relu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """``relu(a @ b + bias)``."""
     if kernel := _kernel_for(a):

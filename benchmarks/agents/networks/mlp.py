@@ -28,6 +28,7 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.networks.matmul import (
     linear_relu,
     matmul_fp32,
+    multiplied,
     outer_relu_mask,
     relu_mask,
     scaled,
@@ -219,14 +220,19 @@ def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
     return y, Activations(x, tuple(hidden[1:]), tuple(norms), features)
 
 
-def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers) -> None:
-    """Write the gradient by all parameters, given that by the outputs ``(S, B, outputs)``."""
-    d, scale = scaled_gradient(d_y, w)
+def backward(w: Layers, kept: Activations, d_y: Tensor, gradient: Layers, *, found: list[Tensor] | None = None) -> None:
+    """Write the gradient by all parameters, given that by the outputs ``(S, B, outputs)``.
+
+    With the result of `layer_gradients` as `found`, no product goes back through the layers: the gradients of a single
+    output by the layers are multiples of it.
+    """
+    top, scale = scaled_gradient(d_y, w)
+    d = top
     for k in range(w.last, 1, -1):
         below = kept.features.normal if kept.features and k == w.last else kept.hidden[k - 2]
         write_product(below.mT, d, 1 / scale, gradient[f"w{k}"])
         write_sum(d, 1 / scale, gradient[f"b{k}"])
-        d = _back_to(w, kept, k, d)
+        d = _back_to(w, kept, k, d) if found is None else multiplied(found[w.last - k], top)
     write_product(kept.x.mT, d, 1 / scale, gradient["w1"])
 
 
