@@ -60,6 +60,7 @@ def tables(results: Path) -> dict[str, str]:
         "fidelity-samplers": _samplers(samplers["table"]),
         "fidelity-terminations": _terminations(terminations["results"]),
         "fidelity-long-rows": _long_rows(long["tasks"]),
+        "fidelity-consistency": _consistency(results / "fidelity" / "consistency"),
     }
 
 
@@ -116,6 +117,20 @@ def _dynamics(sources: dict[str, Any]) -> str:
     return markdown_table(
         ("rows", "distance to the data", "error of the next observation", "error of the reward"), rows
     )
+
+
+def _consistency(folder: Path) -> str:
+    """Errors against the simulator with and without `consistent`, a row per task and generator."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        for name, entry in _sources(path).items():
+            if "dynamics" in entry and name.startswith("synther"):
+                setting = entry["config"]["consistent"]
+                errors = (entry["dynamics"][key]["median"] for key in ("next_observation_mse", "reward_mse"))
+                rows.append([path.stem, setting, *map(_error, errors), *_scores(entry), _seconds(entry, "fit")])
+    head = ("marginal", "worst column", "correlation", "fit, s")
+    errors = ("error of the next observation", "error of the reward")
+    return markdown_table(("task", "`consistent`", *errors, *head), rows)
 
 
 def _variants(sources: dict[str, Any]) -> str:
