@@ -12,15 +12,16 @@ from synther_replay.benchmarks.environments.ant import ACTION_DIM, SEEN_DIM, STE
 from synther_replay.benchmarks.environments.checks import numbers
 
 _LIMIT = 1_000  # steps per episode
+_GOAL_STEPS = 100  # steps until a new goal, so that an ant that has arrived learns to stay, as it has to in the mazes
 _FARTHEST = 10.0  # goals are drawn within this distance of the ant, as D4RL draws them around the origin
-_REACHED = 0.5
 
 
 class AntGoal(gym.Env[np.ndarray, np.ndarray]):
-    """The goal-reaching task: the reward is the speed towards the goal, in metres per second.
+    """The goal-reaching task: the reward is 1 plus the speed towards the goal, in metres per second.
 
-    An observation is that of `seen_from_ant`. A new goal is drawn when the ant has come within 0.5 of the last one. An
-    episode terminates when the ant lies on its back, and is truncated after 1,000 steps.
+    An observation is that of `seen_from_ant`. A new goal is drawn every 100 steps. An episode terminates when the ant
+    lies on its back, from which it does not get up again, and is truncated after 1,000 steps. The 1 makes a fall cost
+    something near a goal, too.
 
     >>> AntGoal().reset(seed=0)[0].shape
     (28,)
@@ -52,9 +53,9 @@ class AntGoal(gym.Env[np.ndarray, np.ndarray]):
         state = self._ant.step(numbers("action", action, ACTION_DIM))
         self._steps += 1
         distance = _distance(state, self._goal)
-        reward = (self._distance - distance) / STEP_SECONDS
+        reward = 1 + (self._distance - distance) / STEP_SECONDS
         self._distance = distance
-        if distance <= _REACHED:
+        if self._steps % _GOAL_STEPS == 0:
             self._aim(state)
         return seen_from_ant(state, self._goal), reward, upright(state) < 0, self._steps >= _LIMIT, {}
 

@@ -215,25 +215,28 @@ class TestMaze:
 
 
 class TestGoalTask:
-    def test_the_reward_is_the_speed_towards_the_goal(self):
+    def test_the_reward_is_one_and_the_speed_towards_the_goal(self):
         env = AntGoal()
         env.reset(seed=1)
         goal = env._goal
         before = env._ant.state
         _, reward, terminated, truncated, _ = env.step(np.ones(8))
         moved = np.hypot(*(goal - before[:2])) - np.hypot(*(goal - env._ant.state[:2]))
-        assert reward == pytest.approx(10 * moved)
+        assert reward == pytest.approx(1 + 10 * moved)
         assert (terminated, truncated) == (False, False)
 
-    def test_a_reached_goal_is_replaced_by_one_around_the_ant(self):
+    def test_a_hundred_steps_later_there_is_a_new_goal_around_the_ant(self):
         env = AntGoal()
         env.reset(seed=1)
-        env._goal = env._ant.state[:2] + 0.1
+        first = env._goal
+        for _ in range(99):
+            env.step(np.zeros(8))
+            assert env._goal is first
         observation, *_ = env.step(np.zeros(8))
-        distance = np.hypot(*(env._goal - env._ant.state[:2]))
-        assert 0.5 < distance < 10
+        assert not np.array_equal(env._goal, first)
+        assert np.hypot(*(env._goal - env._ant.state[:2])) < 10
         assert np.array_equal(observation, seen_from_ant(env._ant.state, env._goal))
-        assert abs(env.step(np.zeros(8))[1]) < 5  # the way to the new goal is no speed
+        assert abs(env.step(np.zeros(8))[1] - 1) < 5  # the way to the new goal is no speed
 
     def test_an_ant_on_its_back_has_lost(self):
         env = AntGoal()
