@@ -109,7 +109,7 @@ def parse() -> argparse.Namespace:
         help="seed of networks, batches, subsample and generator (0); all agents share one random stream, so a single "
         "seed cannot be reproduced alone",
     )
-    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; maze2d: 100)")
+    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; mazes: 100)")
     parser.add_argument("--evaluate-every", type=int, help="updates between evaluations (GPU: 50,000, CPU: 5,000)")
     add_run_options(parser, time_limit_note="a running fit of the generator is finished first")
     parser.add_argument("--folder", type=folder, help="folder to search for data sets first")

@@ -17,18 +17,27 @@ from synther_replay.common.seeding import derive_seed
 # Seeds of evaluation episodes have one more key than those of training, so the two never coincide.
 _STREAM = 77
 
+_BLOCK = 10  # episodes of a policy that one process evaluates; more are shared between processes
 _MAX_POOL_FAILURES = 3  # per run
 
 _environments: dict[str, Environment] = {}  # cache of a worker process
 
 
-def mean_return(task: str, policy: Policy, seed: int, episodes: int) -> float:
-    """Mean return of a deterministic policy over `episodes`; NaN if the policy or the task becomes non-finite."""
+def mean_return(task: str, policy: Policy, seed: int, episodes: int, first: int = 0) -> float:
+    """Mean return of a deterministic policy; NaN if the policy or the task becomes non-finite.
+
+    Args:
+        task: Name of the task.
+        policy: The policy.
+        seed: Seed of all episodes.
+        episodes: Number of episodes.
+        first: Number of the first episode; each has its own seed.
+    """
     if task not in _environments:
         _environments[task] = make_environment(task)
     environment = _environments[task]
     total = 0.0
-    for episode in range(episodes):
+    for episode in range(first, first + episodes):
         observation, over = environment.reset(derive_seed(seed, _STREAM, episode) % 2**31), False
         while not over:
             action = policy.mean_action(observation)
@@ -56,7 +65,8 @@ class Evaluator:
         self.results: dict[int, list[float]] = {}  # step -> one return per agent
         self._workers, self._failures = workers, 0
         self._policies: dict[int, list[Policy]] = {}  # not evaluated yet
-        self._pending: dict[int, list[Future[float]]] = {}
+        self._blocks = [(first, min(_BLOCK, episodes - first)) for first in range(0, episodes, _BLOCK)]
+        self._pending: dict[int, list[list[Future[float]]]] = {}  # by step, agent and block
         self._pool = WorkerPool(self._workers)
 
     def submit(self, step: int, weights: Layers) -> None:
@@ -74,9 +84,9 @@ class Evaluator:
             OSError: Worker processes were killed too often.
         """
         collected = []
-        while ready := [step for step, futures in self._pending.items() if wait or all(f.done() for f in futures)]:
+        while ready := [step for step, pending in self._pending.items() if wait or _all_done(pending)]:
             try:
-                self.results[ready[0]] = [future.result() for future in self._pending[ready[0]]]
+                self.results[ready[0]] = [self._mean(blocks) for blocks in self._pending[ready[0]]]
             except BrokenProcessPool as error:
                 self._restart_pool(error)
                 continue
@@ -86,9 +96,14 @@ class Evaluator:
 
     def _enqueue(self, step: int) -> None:
         self._pending[step] = [
-            self._pool.submit(mean_return, self.task, policy, seed, self.episodes)
+            [self._pool.submit(mean_return, self.task, policy, seed, count, first) for first, count in self._blocks]
             for policy, seed in zip(self._policies[step], self.seeds, strict=True)
         ]
+
+    def _mean(self, blocks: list[Future[float]]) -> float:
+        """Mean return over all episodes of an agent."""
+        total = sum(block.result() * count for block, (_, count) in zip(blocks, self._blocks, strict=True))
+        return total / self.episodes
 
     def _restart_pool(self, error: BrokenProcessPool) -> None:
         """Replace a pool whose process was killed, and queue all unfinished evaluations again."""
@@ -110,3 +125,12 @@ class Evaluator:
     def __exit__(self, *error: Any) -> None:
         """Stop the worker processes."""
         self._pool.__exit__(*error)
+
+
+def tasks_of(agents: int, episodes: int) -> int:
+    """Number of processes that an evaluation can keep busy."""
+    return agents * -(-episodes // _BLOCK)
+
+
+def _all_done(pending: list[list[Future[float]]]) -> bool:
+    return all(future.done() for blocks in pending for future in blocks)

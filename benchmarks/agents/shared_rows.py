@@ -23,6 +23,7 @@ class SharedRows:
         real_ratio: Share of real rows in a batch, if there are both kinds.
         scale_observations: Whether observations are standardised.
         scale_like: Transitions whose mean and standard deviation are used; None for the rows themselves.
+        reward_shift: Added to the rewards, before they are scaled.
         reward_scale: Factor of the rewards.
         augmentation: Data augmentation of each batch.
         device: Device of the rows.
@@ -40,6 +41,7 @@ class SharedRows:
         real_ratio: float = 0.5,
         scale_observations: bool = True,
         scale_like: Transitions | None = None,
+        reward_shift: float = 0.0,
         reward_scale: float = 1.0,
         augmentation: Augmentation | None = None,
         device: torch.device,
@@ -60,6 +62,7 @@ class SharedRows:
             self.std = std + _MIN_STD
         for columns in (self.spec.observations, self.spec.next_observations):
             self.rows[:, columns] = (self.rows[:, columns] - self.mean) / self.std
+        self.rows[:, self.spec.rewards] += reward_shift
         self.rows[:, self.spec.rewards] *= reward_scale
 
     def __len__(self) -> int:

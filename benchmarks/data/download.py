@@ -22,7 +22,7 @@ _D4RL_FOLDERS = D4RL_FOLDER_VARIABLE, ".d4rl"
 _OWN_FOLDERS = "SYNTHER_REPLAY_DATASETS", ".synther_replay"
 
 _MAZES = ("umaze", "medium", "large")
-_ANT_MAZES = {  # maze, several starts, several goals
+ANT_MAZES = {  # maze, several starts, several goals
     "umaze": ("u-maze", False, False),
     "umaze-diverse": ("u-maze", True, True),
     "medium-play": ("big-maze", True, False),
@@ -48,7 +48,7 @@ def _addresses() -> dict[str, str]:
         found[f"{task}-{run}-{version}"] = f"gym_mujoco_{version}/{file}"
     for maze in _MAZES:
         found[f"maze2d-{maze}-v1"] = f"maze2d/maze2d-{maze}-sparse-v1.hdf5"
-    for name, (maze, starts, goals) in _ANT_MAZES.items():
+    for name, (maze, starts, goals) in ANT_MAZES.items():
         file = f"Ant_maze_{maze}_noisy_multistart_{starts}_multigoal_{goals}_sparse_fixed.hdf5"
         found[f"antmaze-{name}-v2"] = f"ant_maze_v2/{file}"
     for name, file in _KITCHENS.items():
@@ -62,7 +62,13 @@ ADDRESSES = _addresses()
 _RUNS = "random", "medium-replay", "medium", "medium-expert"
 RECIPES = tuple(
     f"{task}-{kind}"
-    for task, kinds in (("halfcheetah", _RUNS), ("hopper", _RUNS), ("walker2d", _RUNS), ("maze2d", _MAZES))
+    for task, kinds in (
+        ("halfcheetah", _RUNS),
+        ("hopper", _RUNS),
+        ("walker2d", _RUNS),
+        ("maze2d", _MAZES),
+        ("antmaze", ("umaze", "medium-play", "large-play")),
+    )
     for kind in kinds
 )
 """Data sets that `make_datasets.py` can regenerate."""

@@ -13,12 +13,13 @@ import torch
 from tqdm import tqdm
 
 from synther_replay.benchmarks.common.provenance import origin
+from synther_replay.benchmarks.data.ant_walks import successes
 from synther_replay.benchmarks.data.download import REGENERATED
 from synther_replay.benchmarks.data.hdf5 import Rows, read, to_transitions, write
 from synther_replay.benchmarks.data.recipes import Recipe
 from synther_replay.benchmarks.data.registry import normalised_score
 from synther_replay.benchmarks.data.rollouts import RolloutPool
-from synther_replay.benchmarks.environments.maze2d import MAZES
+from synther_replay.benchmarks.environments.mazes import MAZES
 from synther_replay.common.seeding import derive_seed
 
 _IDENTITY = ("rows", "seed", "policies")  # attributes that determine the content; "recipe" is only a description
@@ -60,9 +61,14 @@ def collect(recipe: Recipe, seed: int, pool: RolloutPool, progress: Callable[[in
 
 
 def return_summary(name: str, rows: Rows) -> dict[str, Any]:
-    """Mean, standard deviation and number of the complete episodes' returns, and their D4RL score."""
+    """Mean, standard deviation and number of the complete episodes' returns, and their D4RL score.
+
+    In an ant maze, the return of an episode is 1 if it would have ended at the goal, else 0.
+    """
     task, _, kind = name.partition("-")
     _, returns = to_transitions(rows, limit=1_000, where=name)
+    if task == "antmaze":
+        returns = successes(rows)
     mean, deviation = (float(returns.mean()), float(returns.std())) if len(returns) else (None, None)
     # An episode of maze data ends at a target cell; an episode of the task has a fixed number of steps.
     scored = float(rows["rewards"].mean(dtype=np.float64)) * MAZES[kind].limit if task == "maze2d" else mean

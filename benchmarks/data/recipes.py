@@ -1,12 +1,14 @@
 """Recipes of the regenerated data sets: which policies collect, in what order, how many rows each.
 
-They follow D4RL, with three differences:
+They follow D4RL, with these differences:
 
 - The tasks are version 5 of Gymnasium's.
 - D4RL's medium-replay is the replay buffer of a training run. Here it is collected by snapshots of such a run, because
   the buffer itself is too large for a repository.
 - All experts and the policies of walker2d were trained by SAC with synthetic replay, which needs fewer steps, and not
   by plain SAC (see `policies/<task>/manifest.json`).
+- The ant of antmaze is that of `environments.ant`, with a policy of our own that sees the way to go in the frame of its
+  torso; its waypoints are those of `ant_walks.Guide`.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from pathlib import Path
 
 import numpy as np
 
+from synther_replay.benchmarks.data.ant_walks import ACTION_NOISE, AntWalks
 from synther_replay.benchmarks.data.behaviour import FOLDER, Behaviour, Snapshot
 from synther_replay.benchmarks.data.download import RECIPES
 from synther_replay.benchmarks.data.rollouts import Episodes, EpisodeSource, Walks
-from synther_replay.benchmarks.environments.maze2d import MAZES
+from synther_replay.benchmarks.environments.ant_maps import AntMap
+from synther_replay.benchmarks.environments.mazes import MAZES
 from synther_replay.benchmarks.environments.scores import LOCOMOTION
 from synther_replay.common.checks import whole_number
 
 _ROWS = {"random": 1_000_000, "medium": 1_000_000, "medium-expert": 2_000_000}
 _REPLAY_ROWS = {"halfcheetah": 202_000, "hopper": 402_000, "walker2d": 302_000}
 _MAZE_ROWS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+_ANT_MAZE_ROWS = 1_000_000
+_WALKER = "ant-goal"
+"""Task of the policy that walks in ant mazes."""
 
 
 class MissingPolicyError(LookupError):
@@ -76,6 +83,8 @@ def default_rows(name: str) -> int:
     task, _, kind = name.partition("-")
     if task == "maze2d":
         return _MAZE_ROWS[kind]
+    if task == "antmaze":
+        return _ANT_MAZE_ROWS
     return _REPLAY_ROWS[task] if kind == "medium-replay" else _ROWS[kind]
 
 
@@ -99,6 +108,8 @@ def recipe(name: str, rows: int | None = None, root: Path = FOLDER) -> Recipe:
     task, _, kind = name.partition("-")
     if task == "maze2d":
         return _maze(name, kind, rows)
+    if task == "antmaze":
+        return _ant_maze(name, kind.partition("-")[0], rows, Behaviour.read(_WALKER, root))
     return _locomotion(name, kind, rows, Behaviour.read(LOCOMOTION[task], root))
 
 
@@ -110,6 +121,22 @@ def _maze(name: str, size: str, rows: int) -> Recipe:
         f"that of the mean reward times the {MAZES[size].limit} steps of an episode."
     )
     return Recipe(name, description, (Part("waypoints", walks, rows),), {})
+
+
+def _ant_maze(name: str, size: str, rows: int, behaviour: Behaviour) -> Recipe:
+    walker, maze = _needed(name, behaviour, "expert"), AntMap.named(size)
+    starts = "any open cell but these" if maze.many_starts else "the start cell"
+    description = (
+        f"Episodes of {maze.limit:,} steps in D4RL's maze {size}, each from {starts} to a random goal in one of the "
+        f"cells {', '.join(map(str, maze.goals))} (row, column): a goal-reaching policy ({_described(walker)}) is led "
+        "by waypoints along shortest paths, with sampled actions and normal noise of standard deviation "
+        f"{ACTION_NOISE}. "
+        "Rewards and terminals mark rows whose next observation is within 0.5 of "
+        f"({maze.reward_goal[0]:g}, {maze.reward_goal[1]:g}), the mean of the goals that the task draws. The score is "
+        "the share of episodes with a reward."
+    )
+    part = Part(walker.file, AntWalks(size, behaviour.policy(walker)), rows)
+    return Recipe(name, description, (part,), {walker.file: walker.sha256})
 
 
 def _locomotion(name: str, kind: str, rows: int, behaviour: Behaviour) -> Recipe:

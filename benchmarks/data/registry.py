@@ -33,13 +33,18 @@ from synther_replay.benchmarks.data.download import (
     regenerated_folder,
 )
 from synther_replay.benchmarks.data.hdf5 import read, to_transitions, validated, write
-from synther_replay.benchmarks.environments.maze2d import MAZES
+from synther_replay.benchmarks.environments.ant_maps import ANT_MAPS
+from synther_replay.benchmarks.environments.mazes import MAZES
 from synther_replay.benchmarks.environments.scores import D4RL_RETURNS, TASK_COLUMNS
 
 __all__ = ["Dataset", "load", "normalised_score", "regenerated_folder", "write"]
 
 # Steps per episode where they are not 1,000, by prefix of a name.
-_LIMITS = {**{f"maze2d-{size}": maze.limit for size, maze in MAZES.items()}, "antmaze-umaze": 700, "kitchen": 280}
+_LIMITS = {
+    **{f"maze2d-{size}": maze.limit for size, maze in MAZES.items()},
+    **{f"antmaze-{size}": maze.limit for size, maze in ANT_MAPS.items()},
+    "kitchen": 280,
+}
 _NAMES = {file_name(name): name for name in ADDRESSES}
 _QLEARNING = ("observations", "actions", "rewards", "next_observations", "terminals")  # order of `Transitions`
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from synther_replay.benchmarks.environments.maze2d import WALL_SHIFT, Ball, Cell, Maze, State, at_goal, clip, start
+from synther_replay.benchmarks.environments.maze2d import WALL_SHIFT, Ball, State, at_goal, clip, start
+from synther_replay.benchmarks.environments.mazes import Cell, Maze, Routes
 
 _REACHED = 0.1  # a waypoint is reached within this distance
 _SPREAD = 0.2  # largest offset of a waypoint from its cell centre in x and in y, towards the free space of the cell
 _P_GAIN, _D_GAIN = 10.0, -1.0
-_MOVES = ((0, -1), (0, 1), (-1, 0), (1, 0))  # among equally short paths, the earlier move wins
 
 
 class WaypointController:
@@ -30,22 +30,22 @@ class WaypointController:
     """
 
     def __init__(self, maze: Maze, rng: np.random.Generator) -> None:
-        """Compute the distances between all open cells."""
+        """Plan the paths between all open cells."""
         self._rng = rng
-        self._distances = {goal: _path_lengths(maze, goal) for goal in maze.open_cells}
+        self._routes = Routes(maze)
         self._waypoints: list[tuple[float, float]] = []
         self._next = 0
 
     def aim(self, state: State, goal: Cell) -> None:
         """Plan a path from the position of the ball to a cell."""
-        if goal not in self._distances:
+        if goal not in self._routes:
             raise ValueError(f"goal: expected an open cell of the maze, got {goal!r}")
         # The cell that contains the ball. D4RL uses the nearest cell centre, which may be behind a wall; where paths
         # start, next to a cell that was just reached, both are the same.
         here = (round(state.x - WALL_SHIFT), round(state.y - WALL_SHIFT))
-        if here not in self._distances:
+        if here not in self._routes:
             raise ValueError(f"state: expected a position in an open cell of the maze, got {state}")
-        *between, last = self._path(here, goal)
+        *between, last = self._routes.path(here, goal)
         draws = self._rng.uniform(0, _SPREAD, (len(between), 2)).tolist()
         self._waypoints = [(i - dx, j - dy) for (i, j), (dx, dy) in zip(between, draws, strict=True)] + [last]
         self._next = 0
@@ -63,34 +63,6 @@ class WaypointController:
             self._next += 1  # from the next action on
         along_x, along_y = _P_GAIN * (to_x - x) + _D_GAIN * vx, _P_GAIN * (to_y - y) + _D_GAIN * vy
         return clip(along_x, 1.0), clip(along_y, 1.0), arrived
-
-    def _path(self, here: Cell, goal: Cell) -> list[Cell]:
-        """Cells after `here` up to the goal, or the goal alone."""
-        distances, path = self._distances[goal], [here]
-        while path[-1] != goal:
-            around = [cell for cell in _neighbours(path[-1]) if cell in distances]
-            path.append(min(around, key=distances.__getitem__))  # the first one of equals
-        return path[1:] or [goal]
-
-
-def _neighbours(cell: Cell) -> list[Cell]:
-    return [(cell[0] + di, cell[1] + dj) for di, dj in _MOVES]
-
-
-def _path_lengths(maze: Maze, goal: Cell) -> dict[Cell, int]:
-    """Number of moves from each open cell to the goal, by breadth-first search.
-
-    D4RL plans by value iteration. With a discounted reward at the goal only, its values decrease with this distance,
-    so the paths are the same.
-    """
-    distances, reached = {goal: 0}, [goal]
-    open_cells = set(maze.open_cells)
-    for cell in reached:  # the list grows during the loop
-        for neighbour in _neighbours(cell):
-            if neighbour in open_cells and neighbour not in distances:
-                distances[neighbour] = distances[cell] + 1
-                reached.append(neighbour)
-    return distances
 
 
 def collect(size: str, steps: int, seed: int, *, noise: float = 0.5) -> dict[str, np.ndarray]:

@@ -5,76 +5,19 @@ The cell in row i and column j has its centre at (i, j). An observation is (x, y
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 
-Cell = tuple[int, int]
+from synther_replay.benchmarks.environments.checks import numbers
+from synther_replay.benchmarks.environments.mazes import Maze
 
 WALL_SHIFT = -0.2  # D4RL's walls are shifted against the cells by this much, in x and in y
 _MAX_SPEED = 5.0  # velocities are clipped to this along x and along y, before a step
 _START_NOISE = 0.1  # largest offset from the cell centre along x and y, and standard deviation of the velocity
 _GOAL_RADIUS = 0.5
-
-
-@dataclass(frozen=True)
-class Maze:
-    """A maze on a grid.
-
-    Attributes:
-        rows: One letter per cell: # is a wall, G the goal, O any other open cell.
-        limit: Steps per episode.
-    """
-
-    rows: tuple[str, ...]
-    limit: int
-
-    def where(self, letters: str) -> tuple[Cell, ...]:
-        """Cells with one of these letters, row by row."""
-        return tuple((i, j) for i, row in enumerate(self.rows) for j, letter in enumerate(row) if letter in letters)
-
-    @cached_property
-    def open_cells(self) -> tuple[Cell, ...]:
-        """All cells but the walls."""
-        return self.where("OG")
-
-    @cached_property
-    def goal(self) -> Cell:
-        """The goal cell."""
-        return self.where("G")[0]
-
-    @classmethod
-    def named(cls, size: str) -> Maze:
-        """Look a maze up by its size."""
-        if size not in MAZES:
-            raise ValueError(f"size: expected one of {', '.join(MAZES)}, got {size!r}")
-        return MAZES[size]
-
-
-MAZES = {
-    "umaze": Maze(("#####", "#GOO#", "###O#", "#OOO#", "#####"), 300),
-    "medium": Maze(
-        ("########", "#OO##OO#", "#OO#OOO#", "##OOO###", "#OO#OOO#", "#O#OO#O#", "#OOO#OG#", "########"), 600
-    ),
-    "large": Maze(
-        (
-            "############",
-            "#OOOO#OOOOO#",
-            "#O##O#O#O#O#",
-            "#OOOOOO#OOO#",
-            "#O####O###O#",
-            "#OO#O#OOOOO#",
-            "##O#O#O#O###",
-            "#OO#OOO#OGO#",
-            "############",
-        ),
-        800,
-    ),
-}
 
 
 class State(NamedTuple):
@@ -185,7 +128,7 @@ class Maze2d(gym.Env[np.ndarray, np.ndarray]):
 
     def set_state(self, state: np.ndarray) -> np.ndarray:
         """Start an episode at the observation `state` ``(4,)`` and return it."""
-        state = _numbers("state", state, 4)
+        state = numbers("state", state, 4)
         self._ball.place(State(*state.tolist()))
         self._steps = 0
         return state
@@ -194,16 +137,9 @@ class Maze2d(gym.Env[np.ndarray, np.ndarray]):
         """Apply an action ``(2,)``, clipped to [-1, 1]."""
         if self._steps is None:
             raise gym.error.ResetNeeded("step() was called before reset()")
-        after = np.array(self._ball.push(*_numbers("action", action, 2).tolist()))
+        after = np.array(self._ball.push(*numbers("action", action, 2).tolist()))
         self._steps += 1
         return after, float(at_goal(self.maze, after)), False, self._steps >= self.maze.limit, {}
-
-
-def _numbers(name: str, values: np.ndarray, count: int) -> np.ndarray:
-    found = np.array(values, np.float64)
-    if found.shape != (count,) or not np.isfinite(found).all():
-        raise ValueError(f"{name}: expected {count} finite numbers, got {values!r}")
-    return found
 
 
 def at_goal(maze: Maze, observations: np.ndarray) -> np.ndarray:

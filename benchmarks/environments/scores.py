@@ -7,7 +7,13 @@ import numpy as np
 # Gymnasium tasks in which D4RL's locomotion data sets are regenerated; D4RL's own versions need mujoco-py.
 LOCOMOTION = {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "walker2d": "Walker2d-v5"}
 
-TASK_COLUMNS = {"halfcheetah": (17, 6), "hopper": (11, 3), "walker2d": (17, 6), "maze2d": (4, 2)}
+TASK_COLUMNS = {
+    "halfcheetah": (17, 6),
+    "hopper": (11, 3),
+    "walker2d": (17, 6),
+    "maze2d": (4, 2),
+    "antmaze": (29, 8),
+}
 """Length of an observation and of an action, by prefix of a data set's name."""
 
 D4RL_RETURNS = {

@@ -7,17 +7,20 @@ import re
 import numpy as np
 
 from synther_replay import simulators
-from synther_replay.benchmarks.environments.maze2d import MAZES, Maze2d, at_goal
-from synther_replay.benchmarks.environments.scores import LOCOMOTION
+from synther_replay.benchmarks.environments.antmaze import AntMaze
+from synther_replay.benchmarks.environments.maze2d import Maze2d, at_goal
+from synther_replay.benchmarks.environments.mazes import MAZES
+from synther_replay.benchmarks.environments.scores import LOCOMOTION, TASK_COLUMNS
 from synther_replay.simulators.protocol import Outcome, Simulator, step_each
 
 _LOCOMOTION = {name: task.partition("-")[0] for name, task in LOCOMOTION.items()}  # without the version
 # v4 has the models of D4RL's data sets; v5 changed the friction of a foot of Walker2d.
 _VERSIONS = {"official": "v4", "regenerated": "v5"}
+_MAZES = {"maze2d": Maze2d, "antmaze": AntMaze}
 
 SIMULATORS = (
     *(f"{task}-{version}" for task in _LOCOMOTION.values() for version in _VERSIONS.values()),
-    *(f"maze2d-{size}" for size in MAZES),
+    *(f"{task}-{size}" for task in _MAZES for size in MAZES),
 )
 
 
@@ -25,8 +28,9 @@ def make_simulator(name: str) -> Simulator:
     """Build one of `SIMULATORS`."""
     if name not in SIMULATORS:
         raise ValueError(f"simulator: expected one of {', '.join(SIMULATORS)}, got {name!r}")
-    if name.startswith("maze2d-"):
-        return MazeSimulator(name.removeprefix("maze2d-"))
+    task, _, size = name.partition("-")
+    if task in _MAZES:
+        return MazeSimulator(task, size)
     return simulators.make_simulator(name)
 
 
@@ -44,24 +48,24 @@ def simulator_of(dataset: str, *, official: bool = False) -> str | None:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in _LOCOMOTION:
             return f"{_LOCOMOTION[word]}-{_VERSIONS['official' if official else 'regenerated']}"
-        if word == "maze2d" and following in MAZES:
-            return f"maze2d-{following}"
+        if word in _MAZES and following in MAZES:
+            return f"{word}-{following}"
     return None
 
 
 class MazeSimulator:
-    """A maze of D4RL.
+    """A maze of D4RL, for the ball or the ant.
 
     Args:
+        task: "maze2d" or "antmaze".
         size: "umaze", "medium" or "large".
     """
 
-    observation_dim, action_dim = 4, 2
-
-    def __init__(self, size: str) -> None:
+    def __init__(self, task: str, size: str) -> None:
         """Build the simulation."""
-        self.name = f"maze2d-{size}"
-        self._env = Maze2d(size)
+        self.name = f"{task}-{size}"
+        self._env: Maze2d | AntMaze = _MAZES[task](size)
+        self.observation_dim, self.action_dim = TASK_COLUMNS[task]
 
     def restorable(self, observations: np.ndarray) -> np.ndarray:
         """True for every observation."""
@@ -72,7 +76,10 @@ class MazeSimulator:
         return step_each(self._step, observations, actions)
 
     def _step(self, observation: np.ndarray, action: np.ndarray) -> Outcome:
-        self._env.set_state(observation)
-        after, *_ = self._env.step(action)
-        # In D4RL's data the reward depends on the observation; in the environment, on the next observation.
-        return after, float(at_goal(self._env.maze, observation))
+        env = self._env
+        env.set_state(observation)
+        after, reward, *_ = env.step(action)
+        if isinstance(env, Maze2d):
+            # In D4RL's data the reward depends on the observation; in the environment, on the next observation.
+            reward = float(at_goal(env.maze, observation))
+        return after, reward

@@ -21,7 +21,6 @@ from synther_replay.common.seeding import derive_seed
 
 os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered, and a server has no display
 
-_MAZE = "maze2d-"
 # Target entropies of MBPO, as in the REDQ code base; for any other task, minus the number of action dimensions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
@@ -77,16 +76,20 @@ class Environment(Protocol):
 
 
 def suite_of(name: str) -> str:
-    """Suite of a task: "gym" if it is registered in Gymnasium or a maze of D4RL, else "dmc"."""
-    return "gym" if name in gym.registry or name.startswith(_MAZE) else "dmc"
+    """Suite of a task: "gym" if it is registered in Gymnasium or one of our own, else "dmc"."""
+    return "gym" if name in gym.registry or _own(name) else "dmc"
 
 
 def make_environment(name: str) -> Environment:
-    """Build a task of DeepMind Control (``domain-task``), Gymnasium or D4RL (``maze2d-size``) by its name."""
+    """Build a task by its name.
+
+    Tasks are those of DeepMind Control (``domain-task``) and Gymnasium, D4RL's mazes (``maze2d-size``,
+    ``antmaze-size``), and ``ant-goal``, which trains the ant for its mazes.
+    """
     if name in gym.registry:
         return _Gymnasium(name, lambda: gym.make(name))
-    if name.startswith(_MAZE):
-        return _Gymnasium(name, lambda: _maze(name.removeprefix(_MAZE)))
+    if own := _own(name):
+        return _Gymnasium(name, own)
     known = list(gym.registry)
     try:
         from dm_control import suite
@@ -104,10 +107,34 @@ def make_environment(name: str) -> Environment:
     raise ValueError(f"env: unknown task {name!r}; {hint}{missing}")
 
 
+def _own(name: str) -> Callable[[], gym.Env[Any, Any]] | None:
+    """What builds a task of ours; None: the task is none."""
+    task, _, size = name.partition("-")
+    if task in _OWN_MAZES:
+        return lambda: _OWN_MAZES[task](size)
+    return _ant_goal if name == "ant-goal" else None
+
+
+# The imports are lazy because they need MuJoCo.
 def _maze(size: str) -> gym.Env[Any, Any]:
-    from synther_replay.benchmarks.environments.maze2d import Maze2d  # lazy: needs MuJoCo
+    from synther_replay.benchmarks.environments.maze2d import Maze2d
 
     return Maze2d(size)
+
+
+def _ant_maze(size: str) -> gym.Env[Any, Any]:
+    from synther_replay.benchmarks.environments.antmaze import AntMaze
+
+    return AntMaze(size)
+
+
+def _ant_goal() -> gym.Env[Any, Any]:
+    from synther_replay.benchmarks.environments.ant_goal import AntGoal
+
+    return AntGoal()
+
+
+_OWN_MAZES: dict[str, Callable[[str], gym.Env[Any, Any]]] = {"maze2d": _maze, "antmaze": _ant_maze}
 
 
 class _Gymnasium:

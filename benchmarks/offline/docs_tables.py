@@ -37,7 +37,7 @@ SHARE = 15.0
 USUAL_SEEDS = 8
 """Cells with another number of seeds mention it."""
 _SETS = ("random", "medium-replay", "medium", "medium-expert")
-_MAZES = ("umaze", "medium", "large")
+_MAZES = ("umaze", "medium", "medium-play", "large", "large-play")
 
 
 def tables(results: Path) -> dict[str, str]:
@@ -58,6 +58,7 @@ def tables(results: Path) -> dict[str, str]:
         "offline-iql": _by_set("iql", _of_family("locomotion", whole)),
         "offline-edac": _by_set("edac", whole),
         "offline-mazes": _each(_of_family("mazes", whole), ("real", "synther")),
+        "offline-ant-mazes": _each(_of_family("ant mazes", whole), ("real", "synther")),
         "offline-mixed": _each([r for r in whole if _kind(r.dataset) == "medium-replay"], tuple(ROWS)),
         "offline-networks": _networks(whole),
         "offline-15pct": _fifteen_percent(main, second),
@@ -130,6 +131,8 @@ def _means(results: Sequence[Result]) -> str:
         ("td3bc", "mazes", None),
         ("iql", "mazes", None),
         ("edac", "mazes", None),
+        ("td3bc", "ant mazes", None),
+        ("iql", "ant mazes", None),
     ):
         own = [r for r in results if (_kind(r.dataset) == which if which else tasks(r.dataset) == kind)]
         pair = [column(own, algo, variant) for variant in ("real", "synther")]
@@ -266,5 +269,5 @@ def _kind(dataset: str) -> str:
 
 def _order(dataset: str) -> tuple[str, int]:
     """Sort key: task, then skill of the behaviour policy or size of the maze."""
-    kind, known = _kind(dataset), _MAZES if tasks(dataset) == "mazes" else _SETS
+    kind, known = _kind(dataset), _SETS if tasks(dataset) == "locomotion" else _MAZES
     return dataset.partition("-")[0], known.index(kind) if kind in known else len(known)

@@ -3,9 +3,9 @@
     python benchmarks/figures.py offline --results results/offline
 
 reads `<results>/<dataset>/<cell>.json`, writes and prints `table.md`, and draws `offline.png` (locomotion),
-`offline-mazes.png`, `offline-mixed.png` (real, mixed and synthetic rows) and `offline-<algorithm>.png` (other
-networks). Figures of subsampled data sets are named `offline-<share>pct`. Missing results leave an empty place; damaged
-files are an error.
+`offline-mazes.png`, `offline-ant-mazes.png`, `offline-mixed.png` (real, mixed and synthetic rows) and
+`offline-<algorithm>.png` (other networks). Figures of subsampled data sets are named `offline-<share>pct`. Missing
+results leave an empty place; damaged files are an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from synther_replay.benchmarks.common.files import make_folder_of, writing
 from synther_replay.benchmarks.common.plotting import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, save_figure
 from synther_replay.benchmarks.common.statistics import COVERAGE, mean_estimate
 from synther_replay.benchmarks.offline.results import (
+    FAMILIES,
     VARIANTS,
     Result,
     column,
@@ -51,7 +52,8 @@ def figures(results: Sequence[Result]) -> dict[str, list[Result]]:
         others = {other for _, other in pairs}
         default = [result for result in unmixed if result.algo not in others]
         found[name] = [result for result in default if tasks(result.dataset) == "locomotion"]
-        found[f"{name}-mazes"] = [result for result in default if tasks(result.dataset) == "mazes"]
+        for family in FAMILIES[1:]:
+            found[f"{name}-{family.replace(' ', '-')}"] = [r for r in default if tasks(r.dataset) == family]
         found[f"{name}-mixed"] = with_mixtures(of_share)
         found |= {f"{name}-{other}": both for (_, other), both in pairs.items()}
     return {name: shown for name, shown in found.items() if shown}

@@ -31,6 +31,7 @@ DEFAULTS_OF_OLD_FILES = {
     "direct_rows": True,
     "find_limits": False,
 }
+FAMILIES = ("locomotion", "mazes", "ant mazes")
 MIXED = "mixed"  # half real, half synthetic rows; run on few data sets and compared on those only
 CORL_PREFIX = "corl-"  # file name prefix of results of CORL's own scripts
 
@@ -173,8 +174,8 @@ def shares(results: Sequence[Result]) -> list[float | None]:
 
 
 def tasks(dataset: str) -> str:
-    """Task family of a data set: "mazes" or "locomotion"."""
-    return "mazes" if dataset.startswith("maze2d") else "locomotion"
+    """Task family of a data set, one of `FAMILIES`."""
+    return {"maze2d": "mazes", "antmaze": "ant mazes"}.get(dataset.partition("-")[0], "locomotion")
 
 
 Column = Mapping[str, Result]
@@ -188,7 +189,7 @@ def column(results: Sequence[Result], algo: str, variant: str) -> Column:
     if len(by_dataset) < len(found):
         twice = next(name for name in by_dataset if sum(result.dataset == name for result in found) > 1)
         raise ValueError(f"{algo} {variant}: expected one result on {twice}, got several files")
-    for kind in ("locomotion", "mazes"):
+    for kind in FAMILIES:
         first, *others = [result for name, result in by_dataset.items() if tasks(name) == kind] or [None]
         for other in others:
             if differing := [key for key, value in first.matched.items() if other.matched.get(key) != value]:

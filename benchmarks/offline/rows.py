@@ -80,6 +80,7 @@ class DataSource:
             real_ratio=config.real_ratio,
             scale_observations=config.scales_observations,
             scale_like=real,  # also for synthetic rows only, as in the published code
+            reward_shift=config.reward_shift,
             reward_scale=self._reward_scale(config),
             augmentation=AUGMENTATIONS[config.augment] if config.augment else None,
             device=self.device,

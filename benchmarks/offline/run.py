@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from synther_replay.benchmarks.agents.evaluation import Evaluator
+from synther_replay.benchmarks.agents.evaluation import Evaluator, tasks_of
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.common.files import make_folder_of
 from synther_replay.benchmarks.common.formatting import mean_and_spread
@@ -113,8 +113,10 @@ class OfflineRun:
             record_origin(self.made_on, self.device)
             self.learner.prepare()
         seeds = [agent_seed(self.config.first_seed + agent) for agent in range(self.config.seeds)]
-        processes = min(workers or os.cpu_count() or 1, len(seeds))
-        with Evaluator(self.config.task, seeds, episodes=self.config.episodes, workers=processes) as evaluator:
+        episodes = self.config.episodes
+        assert episodes is not None, "set in __post_init__"
+        processes = min(workers or os.cpu_count() or 1, tasks_of(len(seeds), episodes))
+        with Evaluator(self.config.task, seeds, episodes=episodes, workers=processes) as evaluator:
             ended = run_until(
                 lambda: self._run_chunk(evaluator),
                 lambda: self._save(checkpoint, evaluator),

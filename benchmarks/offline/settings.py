@@ -17,7 +17,7 @@ from synther_replay.benchmarks.agents.offline_base import OfflineLearner, Offlin
 from synther_replay.benchmarks.agents.shared_rows import SharedRows
 from synther_replay.benchmarks.agents.td3bc import StackedTD3BC, TD3BCSettings
 from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS, build_generator_config
-from synther_replay.benchmarks.data.download import ADDRESSES, RECIPES, REGENERATED
+from synther_replay.benchmarks.data.download import ADDRESSES, ANT_MAZES, RECIPES, REGENERATED
 from synther_replay.benchmarks.environments.scores import TASK_COLUMNS
 from synther_replay.benchmarks.environments.simulators import simulator_of
 from synther_replay.benchmarks.offline.worsened import parse as parse_worsening
@@ -34,18 +34,26 @@ ALGORITHMS: dict[str, tuple[Any, type[OfflineSettings]]] = {
 # The paper's larger networks, with larger batches.
 NETWORKS: dict[str, dict[str, int]] = {"large": {"hidden": 512, "hidden_layers": 3, "batch_size": 1024}}
 DATA = ("real", "synther", "mixed")
+_MAZES = ("maze2d-", "antmaze-")
+# Settings of `CORL_OVERRIDES` that change rewards and not the algorithm.
+_REWARDS = ("reward_range", "reward_shift")
 _NAMES = [
     name
     for name in (*ADDRESSES, *(recipe + REGENERATED for recipe in RECIPES))
     if name.startswith(tuple(TASK_COLUMNS)) and simulator_of(name)
 ]
 # CORL's settings that differ from its defaults, by algorithm and data set. "reward_range": rewards are divided by the
-# range of episode returns and multiplied by 1,000.
+# range of episode returns and multiplied by 1,000. "reward_shift" is added to rewards.
 _SMOOTH = {"deterministic": True, "target_speed": 0.001, "reward_range": True}
 _MANY = {"critics": 50}
+_ANT_MAZES = [f"antmaze-{name}" for name in ANT_MAZES]
+_EACH_STEP_COSTS = {"reward_shift": -1.0}
+_ANT_MAZE_IQL = {**_EACH_STEP_COSTS, "beta": 10.0, "expectile": 0.9}
 # CORL has no settings for EDAC on the random data sets; its defaults are used there.
 CORL_OVERRIDES: dict[str, dict[str, dict[str, Any]]] = {
+    "td3bc": dict.fromkeys(_ANT_MAZES, _EACH_STEP_COSTS),
     "iql": {
+        **dict.fromkeys(_ANT_MAZES, _ANT_MAZE_IQL),
         "hopper-medium": _SMOOTH,
         "hopper-medium-replay": _SMOOTH,
         "hopper-medium-expert": {"beta": 6.0, "expectile": 0.5},
@@ -110,7 +118,7 @@ class OfflineConfig:
     def __post_init__(self) -> None:
         """Validate all values and set the default of `episodes`."""
         if self.episodes is None:
-            object.__setattr__(self, "episodes", 100 if self.dataset.startswith("maze2d") else 10)
+            object.__setattr__(self, "episodes", 100 if self.dataset.startswith(_MAZES) else 10)
         if self.dataset not in _NAMES:
             near = ", ".join(difflib.get_close_matches(self.dataset, _NAMES, n=3, cutoff=0.8))
             tasks = ", ".join(TASK_COLUMNS)
@@ -119,7 +127,7 @@ class OfflineConfig:
         for name, known in (("algo", ALGORITHMS), ("data", DATA)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
-        if self.algo == "cql" and self.dataset.startswith("maze2d"):
+        if self.algo == "cql" and self.dataset.startswith(_MAZES):
             raise ValueError(
                 f"algo: cql does not support {self.dataset}; on mazes CORL's cql uses a Lagrange multiplier, which is "
                 "not implemented here"
@@ -187,6 +195,11 @@ class OfflineConfig:
         return bool(self._overrides().get("reward_range"))
 
     @property
+    def reward_shift(self) -> float:
+        """What is added to rewards."""
+        return float(self._overrides().get("reward_shift", 0.0))
+
+    @property
     def scales_observations(self) -> bool:
         """Whether observations are standardised; EDAC uses raw observations."""
         return self.algo != "edac"
@@ -222,7 +235,9 @@ class OfflineConfig:
         ):
             if settings.get(name, old) == old:
                 settings.pop(name, None)
-        scaling = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
+        scaling: dict[str, Any] = {name: getattr(self, name) for name in ("scales_rewards", "scales_observations")}
+        if self.reward_shift:
+            scaling["reward_shift"] = self.reward_shift
         values["algorithm"] = {**asdict(self._settings()), **scaling}
         as_read: dict[str, Any] = json.loads(json.dumps(values))
         return as_read
@@ -237,7 +252,7 @@ class OfflineConfig:
 
     def _settings(self) -> OfflineSettings:
         _, kind = ALGORITHMS[self.algo]
-        changes = {name: value for name, value in self._overrides().items() if name != "reward_range"}
+        changes = {name: value for name, value in self._overrides().items() if name not in _REWARDS}
         if self.algo == "iql":
             changes["steps"] = self.steps
         return kind(**{**changes, **(NETWORKS[self.network] if self.network else {})})

@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="seed of the first agent; the others count up (0)")
     parser.add_argument("--steps", type=int, default=50_000, help="updates per agent (50,000)")
     parser.add_argument("--evaluate-every", type=int, default=10_000, help="updates between evaluations (10,000)")
-    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; maze2d: 100)")
+    parser.add_argument("--episodes", type=int, help="episodes per evaluation (10; mazes: 100)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="parallel seeds (one per core)")
     parser.add_argument("--folder", type=folder, help="folder to search for data sets first")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results (%(default)s)")

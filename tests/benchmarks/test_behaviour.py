@@ -247,12 +247,14 @@ class TestCommitted:
             found.policy(snapshot)
             assert (found.folder / snapshot.file).stat().st_size < 1_000_000
             assert snapshot.episodes >= 20
-        assert found.runs.keys() == {"medium", "expert"} if found.expert else {"medium"}
+        assert found.runs.keys() == {role for role in ("medium", "expert") if getattr(found, role)}
         for run in found.runs.values():
             assert run["commit"] and "online_dmc.py" in run["command"] and "behaviour.py pick" in run["picked_by"]
 
     def test_the_replay_leads_up_to_the_medium_policy(self, task):
         found = Behaviour.read(task)
+        if not found.replay:
+            pytest.skip("a policy that walks in the ant mazes is no behaviour of a data set by itself")
         steps = [snapshot.step for snapshot in found.replay]
         assert steps == sorted(set(steps))
         assert found.replay[-1] == found.medium

@@ -107,7 +107,7 @@ def test_no_two_sets_share_a_file():
 
 
 def test_recipes():
-    assert len(RECIPES) == 15
+    assert len(RECIPES) == 18
     assert {"hopper-medium-expert", "walker2d-random", "maze2d-large"} <= set(RECIPES)
 
 
@@ -156,7 +156,8 @@ def test_folder_of_regenerated_sets(home, monkeypatch):
         ("maze2d-large-v1", r"make_datasets\.py maze2d-large` to generate maze2d-large-regen"),
         ("hopper-medium-regen", r"make_datasets\.py hopper-medium` to generate hopper-medium-regen"),
         ("hopper-medium", r"make_datasets\.py hopper-medium` to generate hopper-medium-regen"),
-        ("antmaze-umaze-v2", "cannot be regenerated$"),
+        ("antmaze-umaze-v2", r"make_datasets\.py antmaze-umaze` to generate antmaze-umaze-regen"),
+        ("antmaze-umaze-diverse-v2", "cannot be regenerated$"),
         ("hopper-expert-v2", "cannot be regenerated$"),
         ("hoper-expert-v2", r"unknown data set; did you mean hopper-expert-v2"),
         ("ant-medium-regen", r"unknown data set; did you mean .*-medium-regen"),

@@ -11,7 +11,7 @@ import torch
 
 from synther_replay import TransitionSpec
 from synther_replay.benchmarks.agents import evaluation
-from synther_replay.benchmarks.agents.evaluation import Evaluator, mean_return
+from synther_replay.benchmarks.agents.evaluation import Evaluator, mean_return, tasks_of
 from synther_replay.benchmarks.agents.policy import Policy, load_policies, policies_of, save_policies
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
@@ -167,10 +167,29 @@ class TestEvaluator:
         evaluator, pool = self.make()
         weights = learner_of(2).policy_weights()
         evaluator.submit(10, weights)
-        assert [call[1:2] + call[3:] for call in pool.calls] == [(PENDULUM, 50, 3), (PENDULUM, 51, 3)]
+        assert [call[1:2] + call[3:] for call in pool.calls] == [(PENDULUM, 50, 3, 0), (PENDULUM, 51, 3, 0)]
         for call, policy in zip(pool.calls, policies_of(weights), strict=True):
             assert call[0] is mean_return
             assert np.array_equal(call[2].layers["w2"], policy.layers["w2"])
+
+    def test_many_episodes_are_shared_between_processes(self):
+        evaluator = Evaluator(PENDULUM, [50, 51], episodes=25, workers=1)
+        pool = evaluator._pool = SlowPool()
+        evaluator.submit(10, learner_of(2).policy_weights())
+        assert [(call[3], call[4], call[5]) for call in pool.calls] == [
+            (seed, *block) for seed in (50, 51) for block in ((10, 0), (10, 10), (5, 20))
+        ]
+        assert tasks_of(2, 25) == len(pool.calls)
+        for future, value in zip(pool.futures, (1.0, 2.0, 3.0, 4.0, 4.0, math.nan), strict=True):
+            future.set_result(value)
+        assert evaluator.collect() == [10]
+        assert evaluator.results[10][0] == pytest.approx(45 / 25)
+        assert math.isnan(evaluator.results[10][1])  # a policy that failed in some episode has failed
+
+    def test_blocks_of_episodes_are_those_of_the_whole(self):
+        (policy,) = policies_of(learner_of(1).policy_weights())
+        parts = [mean_return(PENDULUM, policy, 5, 1, first) for first in range(3)]
+        assert np.mean(parts) == pytest.approx(mean_return(PENDULUM, policy, 5, 3))
 
     def test_an_error_in_a_worker_is_raised(self):
         evaluator, pool = self.make(agents=1)

@@ -80,8 +80,11 @@ def test_tables_txt_lists_exactly_the_published_cells(monkeypatch):
     asked = [cell for _, cell in cells_of("tables.txt", monkeypatch)]
     main = RESULTS / "offline" / "main"
     published = {path.relative_to(main): json.loads(path.read_text())["settings"] for path in main.glob("*/*.json")}
-    assert {Path(cell.dataset, f"{cell.name}.json"): cell.to_json() for cell in asked} == published
-    assert len(asked) == len(published)
+    cells = {Path(cell.dataset, f"{cell.name}.json"): cell.to_json() for cell in asked}
+    assert len(cells) == len(asked)
+    waiting = cells.keys() - published.keys()
+    assert {path.parent.name.partition("-")[0] for path in waiting} <= {"antmaze"}  # not run yet
+    assert {path: cells[path] for path in cells.keys() - waiting} == published
 
 
 def cells_of(name, monkeypatch):

@@ -8,7 +8,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 pytest.importorskip("mujoco")
-from synther_replay.benchmarks.environments.maze2d import MAZES, Ball, Maze, Maze2d, State, at_goal
+from synther_replay.benchmarks.environments.maze2d import Ball, Maze2d, State, at_goal
+from synther_replay.benchmarks.environments.mazes import MAZES, Maze
 from synther_replay.benchmarks.environments.parallel import EpisodeStream
 
 # State, action and next state per line: float32 transitions of D4RL's own generator, away from walls. In 20,000 checked

@@ -339,6 +339,7 @@ def test_separate_figures_for_mazes_mixed_rows_and_other_networks(tmp_path):
     write(tmp_path, "walker2d-medium-regen", "td3bc", "mixed", [2.5])
     write(tmp_path, "walker2d-medium-regen", "iql", "real", [3.0], network="large")  # without a counterpart
     write(tmp_path, "maze2d-umaze-regen", "td3bc", "real", [4.0])
+    write(tmp_path, "antmaze-umaze-regen", "td3bc", "real", [6.0])
     write(tmp_path, "maze2d-umaze-regen", "td3bc", "mixed", [5.0], share=0.15)
     found = {
         name: sorted((result.dataset.partition("-")[0], result.algo, result.variant) for result in shown)
@@ -347,6 +348,7 @@ def test_separate_figures_for_mazes_mixed_rows_and_other_networks(tmp_path):
     assert found == {
         "offline": [("hopper", "td3bc", "real"), ("walker2d", "iql-large", "real"), ("walker2d", "td3bc", "real")],
         "offline-mazes": [("maze2d", "td3bc", "real")],
+        "offline-ant-mazes": [("antmaze", "td3bc", "real")],
         "offline-mixed": [("walker2d", "td3bc", "mixed"), ("walker2d", "td3bc", "real")],
         "offline-td3bc-large": [("hopper", "td3bc", "real"), ("hopper", "td3bc-large", "real")],
         "offline-15pct-mixed": [("maze2d", "td3bc", "mixed")],

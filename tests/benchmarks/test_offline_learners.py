@@ -483,13 +483,13 @@ def test_td3bc_learns_what_pays():
 class TestSharedRows:
     def test_observations_are_scaled_and_rewards_too(self):
         data = transitions(300)
-        made = SharedRows(data, reward_scale=0.5, device=CPU)
+        made = SharedRows(data, reward_shift=-1.0, reward_scale=0.5, device=CPU)
         seen = made.rows[:, SPEC.observations]
         torch.testing.assert_close(seen.mean(0), torch.zeros(OBSERVATIONS, dtype=seen.dtype), atol=1e-5, rtol=0)
         torch.testing.assert_close(seen.std(0, correction=0), torch.ones_like(made.std), atol=2e-3, rtol=0)
         expected = (data.rows[:, SPEC.next_observations] - made.mean) / made.std
         torch.testing.assert_close(made.rows[:, SPEC.next_observations], expected)
-        torch.testing.assert_close(made.rows[:, SPEC.rewards], 0.5 * data.rows[:, SPEC.rewards])
+        torch.testing.assert_close(made.rows[:, SPEC.rewards], 0.5 * (data.rows[:, SPEC.rewards] - 1))
         torch.testing.assert_close(made.rows[:, SPEC.actions], data.rows[:, SPEC.actions])
         assert len(made) == 300
 

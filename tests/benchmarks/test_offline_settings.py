@@ -144,6 +144,9 @@ def test_later_settings_are_recorded_only_when_on():
         ("maze2d-umaze-v1", "maze2d-umaze"),
         ("maze2d-medium-regen", "maze2d-medium"),
         ("maze2d-large-regen", "maze2d-large"),
+        ("antmaze-umaze-regen", "antmaze-umaze"),
+        ("antmaze-large-play-regen", "antmaze-large"),
+        ("antmaze-medium-diverse-v2", "antmaze-medium"),
     ],
 )
 def test_policies_are_evaluated_on_the_task_of_the_set(dataset, task):
@@ -161,7 +164,9 @@ class TestAlgorithm:
     def settings(self, algo, dataset, steps=1_000):
         return make(algo=algo, dataset=dataset, steps=steps)._settings()
 
-    @pytest.mark.parametrize("dataset", ["hopper-medium-v2", "halfcheetah-medium-regen", "maze2d-umaze-regen"])
+    @pytest.mark.parametrize(
+        "dataset", ["hopper-medium-v2", "halfcheetah-medium-regen", "maze2d-umaze-regen", "antmaze-umaze-regen"]
+    )
     def test_td3bc_is_the_same_everywhere(self, dataset):
         assert self.settings("td3bc", dataset) == TD3BCSettings()
         assert not make(dataset=dataset).scales_rewards
@@ -176,6 +181,8 @@ class TestAlgorithm:
             ("walker2d-medium-regen", {}, False),
             ("halfcheetah-medium-replay-v2", {}, False),
             ("maze2d-medium-regen", {}, False),
+            ("antmaze-umaze-regen", {"beta": 10.0, "expectile": 0.9}, False),
+            ("antmaze-large-diverse-v2", {"beta": 10.0, "expectile": 0.9}, False),
         ],
     )
     def test_iql_departs_where_corl_does(self, dataset, changes, scales):
@@ -203,12 +210,28 @@ class TestAlgorithm:
         assert make(algo="cql", dataset=dataset).scales_rewards == scales
         assert make(algo="cql", dataset=dataset).to_json()["algorithm"]["scales_rewards"] == scales
 
-    def test_cql_has_no_multiplier_for_mazes(self):
-        with pytest.raises(ValueError, match="algo: cql does not support maze2d"):
-            make(algo="cql", dataset="maze2d-umaze-regen")
+    @pytest.mark.parametrize(
+        ("algo", "dataset", "shift"),
+        [
+            ("td3bc", "antmaze-medium-play-regen", -1.0),
+            ("iql", "antmaze-umaze-v2", -1.0),
+            ("edac", "antmaze-umaze-regen", 0.0),
+            ("td3bc", "maze2d-umaze-regen", 0.0),
+        ],
+    )
+    def test_rewards_are_shifted_where_corl_does(self, algo, dataset, shift):
+        config = make(algo=algo, dataset=dataset)
+        assert config.reward_shift == shift
+        assert config.to_json()["algorithm"].get("reward_shift", 0.0) == shift  # results without a shift lack the key
+
+    @pytest.mark.parametrize("maze", ["maze2d", "antmaze"])
+    def test_cql_has_no_multiplier_for_mazes(self, maze):
+        with pytest.raises(ValueError, match=f"algo: cql does not support {maze}"):
+            make(algo="cql", dataset=f"{maze}-umaze-regen")
 
     def test_mazes_are_evaluated_with_more_episodes(self):
-        assert (make(dataset="maze2d-umaze-regen").episodes, make().episodes, make(episodes=3).episodes) == (100, 10, 3)
+        assert (make().episodes, make(episodes=3).episodes) == (10, 3)
+        assert {make(dataset=f"{maze}-umaze-regen").episodes for maze in ("maze2d", "antmaze")} == {100}
 
     @pytest.mark.parametrize(
         ("dataset", "width", "steps"),

@@ -97,6 +97,13 @@ def test_mazes():
     assert (part.source, part.rows) == (Walks("medium"), 10)
 
 
+@pytest.mark.parametrize(("name", "size"), [("antmaze-umaze", "umaze"), ("antmaze-large-play", "large")])
+def test_ant_mazes_have_a_policy(name, size):
+    found = recipe(name, 10)
+    (part,) = found.parts
+    assert (part.source.size, part.rows, [part.label]) == (size, 10, list(found.policies))
+
+
 def test_an_unknown_name_is_refused_with_suggestions():
     with pytest.raises(ValueError, match=r"unknown recipe 'hoper-medium'; did you mean hopper-medium"):
         recipe("hoper-medium")

@@ -89,7 +89,8 @@ def test_a_diverged_simulation_gives_nan(tmp_path, monkeypatch):
         ("walker2d-medium-v2", True, "Walker2d-v4"),
         ("mujoco/hopper/medium-v0", False, "Hopper-v5"),
         ("maze2d-large-v1", True, "maze2d-large"),
-        ("antmaze-umaze-v2", True, None),
+        ("antmaze-medium-play-regen", False, "antmaze-medium"),
+        ("antmaze-umaze-v2", True, "antmaze-umaze"),
         ("kitchen-complete-v0", True, None),
     ],
 )

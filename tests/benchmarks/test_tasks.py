@@ -13,7 +13,8 @@ from synther_replay.benchmarks.environments.tasks import Task, make_environment
 
 PENDULUM = "Pendulum-v1"
 MAZES = {"maze2d-umaze": 300, "maze2d-medium": 600, "maze2d-large": 800}  # with the steps of an episode
-MUJOCO = ("HalfCheetah-v5", "Hopper-v5", *MAZES)
+ANTS = ("ant-goal", "antmaze-umaze", "antmaze-medium", "antmaze-large")
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", *MAZES, *ANTS)
 CONTROL_SUITE = ("cheetah-run", "quadruped-walk", "reacher-hard")
 
 
@@ -51,10 +52,16 @@ class TestNames:
         need(name)
         assert Task.named(name) == Task(name, "gym", 4, 2, -2.0)
 
-    def test_a_maze_of_another_size_is_refused_with_those_there_are(self):
+    @pytest.mark.parametrize(("name", "seen"), [(name, 28 if name == "ant-goal" else 29) for name in ANTS])
+    def test_ants(self, name, seen):
+        need(name)
+        assert Task.named(name) == Task(name, "gym", seen, 8, -8.0)
+
+    @pytest.mark.parametrize("maze", ["maze2d", "antmaze"])
+    def test_a_maze_of_another_size_is_refused_with_those_there_are(self, maze):
         need("maze2d-umaze")
         with pytest.raises(ValueError, match="size: expected one of umaze, medium, large, got 'huge'"):
-            Task.named("maze2d-huge")
+            Task.named(f"{maze}-huge")
 
     def test_an_unknown_task_is_refused_with_suggestions(self):
         with pytest.raises(ValueError, match=r"env: unknown task 'Pendulun-v1'; did you mean .*Pendulum-v1"):
@@ -308,6 +315,8 @@ class TestEpisodeStream:
             ("HalfCheetah-v5", 60),
             ("Hopper-v5", 90),
             ("maze2d-umaze", 330),
+            ("ant-goal", 40),
+            ("antmaze-umaze", 40),
             *((name, 40) for name in CONTROL_SUITE),
         ],
     )

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("mujoco")
 from synther_replay.benchmarks.data.waypoints import WaypointController, collect
-from synther_replay.benchmarks.environments.maze2d import MAZES, Ball, Maze2d, State, start
+from synther_replay.benchmarks.environments.maze2d import Ball, Maze2d, State, start
+from synther_replay.benchmarks.environments.mazes import MAZES, Routes
 
 
 def walk(maze, state, goal, seed=0):
@@ -53,11 +54,11 @@ class TestController:
     @pytest.mark.parametrize("size", MAZES)
     def test_ways_are_those_of_value_iteration(self, size):
         maze = MAZES[size]
-        controller = WaypointController(maze, np.random.default_rng(0))
+        routes = Routes(maze)
         for goal in maze.open_cells:
             following = value_iteration(maze, goal)
             for cell in maze.open_cells:
-                assert controller._path(cell, goal)[0] == following[cell]
+                assert routes.path(cell, goal)[0] == following[cell]
 
     def test_waypoints_lie_on_the_free_side_of_their_cells_and_the_last_one_in_its_cell(self):
         maze = MAZES["umaze"]

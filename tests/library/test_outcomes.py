@@ -14,7 +14,7 @@ from torch import Tensor
 from synther_replay.data.levels import MAX_LEVELS
 from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.model import outcomes as outcomes_module
-from synther_replay.model.outcomes import OutcomeModel, Outcomes, _Layers, _to_match
+from synther_replay.model.outcomes import OutcomeModel, Outcomes, _initial, _layers, _to_match
 
 CPU = torch.device("cpu")
 
@@ -149,17 +149,17 @@ def test_the_rounding_of_counts_has_no_bias() -> None:
 @pytest.mark.parametrize("stack", [1, 3])
 def test_the_gradient_is_that_of_autograd(stack: int) -> None:
     found, number = Outcomes.of(torch.zeros(stack, 20), by_chance(0.5, 20, stack), None)
-    flat = _Layers.initial(4, found, torch.Generator().manual_seed(0)).mul_(20).requires_grad_()
+    flat = _initial(4, found, torch.Generator().manual_seed(0)).mul_(20).requires_grad_()
     x = inputs_of(20, inputs=4, stack=stack)
-    logits = _Layers.of(flat, 2).forward(x)[-1]
+    logits = _layers(flat, 2).forward(x)[-1]
     F.cross_entropy(logits.flatten(0, 1), number.flatten(), reduction="sum").backward()
     with torch.no_grad():
-        layers, gradient = _Layers.of(flat, 2), torch.full_like(flat, math.nan)
+        layers, gradient = _layers(flat, 2), torch.full_like(flat, math.nan)
         activations = layers.forward(x)
         error = activations[-1].softmax(-1) - F.one_hot(number, 2)
-        layers.backward(x, activations, error, _Layers.of(gradient, 2))
+        layers.backward(x, activations, error, _layers(gradient, 2))
     assert flat.grad is not None
-    torch.testing.assert_close(_Layers.of(gradient, 2), _Layers.of(flat.grad, 2))
+    torch.testing.assert_close(_layers(gradient, 2), _layers(flat.grad, 2))
 
 
 # --- quality

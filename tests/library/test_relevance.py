@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from synther_replay import Transitions, TransitionSpec
 from synther_replay.common.mlp import Shape
@@ -175,7 +176,7 @@ class TestCuriosity:
         x, y = torch.randn(2, 5, 3, generator=draw), torch.randn(2, 5, 2, generator=draw)
         weights = model.weights.clone().requires_grad_()
         w1, b1, w2, b2, w3, b3 = shape.layers(weights)
-        out = torch.relu(torch.relu(x @ w1 + b1) @ w2 + b2) @ w3 + b3
+        out = F.silu(F.silu(x @ w1 + b1) @ w2 + b2) @ w3 + b3
         (out - y).square().mean((1, 2)).sum().backward()
         model._step(x, y, torch.tensor(1e-3))
         torch.testing.assert_close(model.mean / 0.1, weights.grad)
