@@ -147,7 +147,11 @@ def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> Ge
         threads: Shards that are written at once: one thread draws rows while others compress theirs and write.
         writer: Arguments of `ShardWriter`.
     """
-    own, pool = ShardWriter(**writer), ThreadPoolExecutor(threads)
+    own = ShardWriter(**writer)
+    if threads == 1:  # in this thread, where Ctrl-C need not wait for a block of rows
+        yield from map(own.write, numbers)
+        return
+    pool = ThreadPoolExecutor(threads)
     try:
         for done in as_completed([pool.submit(own.write, shard) for shard in numbers]):
             yield done.result()
