@@ -173,6 +173,26 @@ def test_hugging_face_reads_them(made, tmp_path):
     assert set(found.column_names) == {"observations", "actions", "rewards", "next_observations", "terminals"}
 
 
+def test_shards_are_not_read_again_once_they_are_written(tmp_path, data, synther, monkeypatch):
+    read_files = []
+    describe = shards.describe
+    monkeypatch.setattr(shards, "describe", lambda file, rows: read_files.append(file.name) or describe(file, rows))
+    assert synther("upsample", data, tmp_path / "out", "--rows", ROWS, "--shards", SHARDS, *SETTINGS).returncode == 0
+    assert sorted(read_files) == [shards.name_of(shard, SHARDS) for shard in range(SHARDS)]
+
+
+def test_a_shard_that_disappears_meanwhile_is_missed(tmp_path, data, synther, monkeypatch):
+    def losing(numbers, **options):
+        for entry in write_here(numbers, **options):
+            yield entry
+        (Path(options["folder"]) / entry["file"]).unlink()
+
+    monkeypatch.setattr("synther_replay.cli.sharded.write_here", losing)
+    done = synther("upsample", data, tmp_path / "out", "--rows", ROWS, "--shards", SHARDS, *SETTINGS)
+    assert (done.returncode, "1 shards are missing" in done.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_folders_of_other_files_stay(tmp_path, data, synther, made):
     before = digests(made)
     again = "upsample", data, made, "--rows", 10, "--shards", 2, *SETTINGS
