@@ -14,7 +14,7 @@ from typing import Any
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.online.results import read_run
 from synther_replay.benchmarks.online.tables import returns_cell
-from synther_replay.benchmarks.speed import by_hand, streaming
+from synther_replay.benchmarks.speed import by_hand, scaling, streaming
 
 Measured = dict[str, dict[str, Any]]
 ONLINE = "HalfCheetah-v5/synther-fast-seeds-100.json"
@@ -44,6 +44,8 @@ def tables(results: Path) -> dict[str, str]:
         "scale-background-online": background_runs_table(results / "online"),
         "scale-streaming": streaming.table(json.loads((folder / "streaming-cpu.json").read_text())),
         "scale-ray": ray_tables(json.loads((folder / "ray-cpu.json").read_text())),
+        "scale-cost": scaling.cost_table(folder),
+        "scale-plan": scaling.plan_table(folder),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),
         "speed-online": _online(online),

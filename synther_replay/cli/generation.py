@@ -42,13 +42,13 @@ class Target:
     overwrite: bool
 
     @classmethod
-    def of(cls, out: str, *, overwrite: bool, source: str | None = None, in_shards: bool = False) -> Target:
+    def of(cls, out: str, *, overwrite: bool, given: Path | None = None, in_shards: bool = False) -> Target:
         """Check that the output can be written.
 
         Args:
             out: The output, as given.
             overwrite: Whether it may replace another.
-            source: The input, which it must not be.
+            given: The input, which it must not be.
             in_shards: Whether it is a folder of Parquet files, whatever its name.
 
         Raises:
@@ -64,11 +64,9 @@ class Target:
             raise FileNotFoundError(f"{path}: folder {path.parent} does not exist")
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(f"{path}: folder {path.parent} is not writable")
-        if source is not None:
-            given, real = located(source, exists=True)[0].resolve(), path.resolve()
-            if given == real:
-                raise ValueError(f"{path}: is the input; write to another file")
-            if in_shards and real in given.parents:
+        if given is not None:
+            check_is_other(path, given)
+            if in_shards and path.resolve() in given.resolve().parents:
                 raise ValueError(f"{path}: holds the input; write to another folder")
         if in_shards and path.is_file():
             raise FileExistsError(f"{path}: is a file; shards need a folder")
@@ -83,6 +81,13 @@ class Target:
         """Raise `FileExistsError` if there is a file that must not be replaced."""
         if self.path.exists() and not self.overwrite:
             raise FileExistsError(f"{self.path}: exists; --overwrite replaces it")
+
+
+def check_is_other(path: Path, given: Path) -> None:
+    """Raise ValueError if an output is the input, or lies in its folder and would be read as a part of it."""
+    real, own = path.resolve(), given.resolve()
+    if real == own or own in real.parents:
+        raise ValueError(f"{path}: is the input, or a part of it; write to another file")
 
 
 def generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,10 +55,16 @@ class Output:
             else (TimeElapsedColumn(),)
         )
         with Progress(
-            SpinnerColumn(), TextColumn(description), *columns, console=self._progress, transient=True
+            SpinnerColumn(),
+            TextColumn(description),
+            *columns,
+            console=self._progress,
+            transient=True,
+            speed_estimate_period=math.inf,  # a block of rows may take longer than any period
         ) as progress:
             task = progress.add_task(description, total=total, completed=done)
-            yield lambda rows: progress.update(task, advance=rows)
+            progress.advance(task, 0)  # speed counts from here, so that the first block gives an estimate
+            yield lambda rows: progress.advance(task, rows)
 
     def result(self, values: Mapping[str, Any], text: str | Table) -> None:
         """Print the result."""

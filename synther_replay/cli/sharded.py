@@ -53,23 +53,26 @@ def generate_shards(
     spec, device = generator.spec, generator.device
     about = {**origin, "rows": plan.rows, "shards": plan.count, SPEC: spec.to_json()}
     writer = {"model": str(work.model.resolve()), "folder": str(work.shards.resolve()), "plan": plan, "about": about}
+    threads = 1 if device.type == "cpu" else file_threads()  # on a CPU nearly all the time goes into drawing
     if engine is Engine.ray:
-        made = write_by_ray(missing, num_gpus=int(device.type == "cuda"), device=device.type, **writer)
+        on_gpu = int(device.type == "cuda")
+        made = write_by_ray(missing, num_gpus=on_gpu, threads=threads, device=device.type, **writer)
     else:
         choose_threads(generator.config, device)
-        threads = 1 if device.type == "cpu" else file_threads()  # on a CPU nearly all the time goes into drawing
         made = write_here(missing, threads=threads, device=str(device), **writer)
     with closing(made), output.step("generating", plan.rows, resumed) as advance:  # an interrupt here ends its threads
         for entry in made:
+            entries[shards.number_of(entry["file"])] = entry
             advance(entry["rows"])
     generated = time.monotonic()
-    listed = finished(work.shards, plan)
+    # by their sizes: to read all of them again would take as long as to write them
+    listed = [entries[shard] for shard in sorted(entries) if shards.is_there(work.shards, entries[shard])]
     if len(listed) < plan.count:
         raise RuntimeError(
             f"{target.path}: {plan.count - len(listed)} shards are missing; run the same command to go on"
         )
     about = {key: value for key, value in about.items() if key != "shards"}
-    shards.write_manifest(work.shards, [listed[shard] for shard in range(plan.count)], about)
+    shards.write_manifest(work.shards, listed, about)
     target.check_free()  # somebody may have written it meanwhile
     work.deliver_shards(target.path)
     work.remove()

@@ -83,9 +83,28 @@ class ShardWriter:
         self._folder, self._plan, self._about = Path(folder), plan, about
         self._stopped = threading.Event()
 
-    def __call__(self, row: Mapping[str, Any]) -> Entry:
-        """Write the shard of a number, ``row["shard"]``; returns its entry."""
-        return self.write(int(row["shard"]))
+    def __call__(self, row: Mapping[str, Any]) -> list[Entry]:
+        """Write the shards ``row["shards"]`` at once; returns their entries."""
+        return list(self.write_all([int(shard) for shard in row["shards"]], threads=len(row["shards"])))
+
+    def write_all(self, numbers: Iterable[int], *, threads: int) -> Generator[Entry, None, None]:
+        """Write shards; entries come in any order.
+
+        Args:
+            numbers: Shards to write.
+            threads: Shards that are written at once: one thread draws rows, others compress theirs and write.
+        """
+        if threads == 1:  # in this thread, where Ctrl-C need not wait for a block of rows
+            yield from map(self.write, numbers)
+            return
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for done in as_completed([pool.submit(self.write, shard) for shard in numbers]):
+                yield done.result()
+        finally:  # after an error or an interrupt nothing is begun any more, and what was begun ends soon
+            self._stopped.set()
+            pool.shutdown(cancel_futures=True)
+            self._stopped.clear()
 
     def write(self, shard: int) -> Entry:
         """Write a shard, and its entry beside it; returns the entry."""
@@ -102,10 +121,6 @@ class ShardWriter:
         with replacing(_entry_file(file)) as temporary:
             temporary.write_text(json.dumps(entry))
         return entry
-
-    def stop(self) -> None:
-        """End `write` in other threads at their next block."""
-        self._stopped.set()
 
     @property
     def _block_size(self) -> int:
@@ -144,40 +159,44 @@ def write_here(numbers: Iterable[int], *, threads: int = 1, **writer: Any) -> Ge
 
     Args:
         numbers: Shards to write.
-        threads: Shards that are written at once: one thread draws rows while others compress theirs and write.
+        threads: Shards that are written at once.
         writer: Arguments of `ShardWriter`.
     """
-    own, pool = ShardWriter(**writer), ThreadPoolExecutor(threads)
-    try:
-        for done in as_completed([pool.submit(own.write, shard) for shard in numbers]):
-            yield done.result()
-    finally:  # after an error or an interrupt nothing is begun any more, and what was begun ends soon
-        own.stop()
-        pool.shutdown(cancel_futures=True)
+    yield from ShardWriter(**writer).write_all(numbers, threads=threads)
 
 
-def write_by_ray(numbers: Iterable[int], *, num_gpus: float, **writer: Any) -> Generator[Entry, None, None]:
+def write_by_ray(
+    numbers: Iterable[int], *, num_gpus: float, threads: int = 1, **writer: Any
+) -> Generator[Entry, None, None]:
     """Write shards on all nodes of a cluster, by Ray Data; entries come in any order.
 
     Ray Data places the work, scales the number of its workers and repeats what was lost with one. It does not write the
     files: those of its `write_parquet` have random names and lengths, and remain when a command is killed.
 
+    Args:
+        numbers: Shards to write.
+        num_gpus: GPUs of a worker.
+        threads: Shards that a worker writes at once, at most; fewer if not every worker would have some.
+        writer: Arguments of `ShardWriter`.
+
     Raises:
         FileNotFoundError: A node wrote a shard that cannot be seen here.
     """
-    asked = [{"shard": shard} for shard in numbers]
+    asked = list(numbers)
     if not asked:
         return
     module, data = ray(), _quiet_ray_data()
     if not module.is_initialized():
         module.init(log_to_driver=False, logging_level=logging.WARNING)
     total = module.cluster_resources()
-    most = total.get("GPU", 0) / num_gpus if num_gpus else total.get("CPU", 1)
-    done = data.from_items(asked, override_num_blocks=len(asked)).map(
+    most = max(1, int(total.get("GPU", 0) / num_gpus if num_gpus else total.get("CPU", 1)))
+    size = max(1, min(threads, len(asked) // most))
+    groups = [{"shards": asked[start : start + size]} for start in range(0, len(asked), size)]
+    done = data.from_items(groups, override_num_blocks=len(groups)).flat_map(
         ShardWriter,
         fn_constructor_kwargs=writer,
         num_gpus=num_gpus or None,
-        compute=data.ActorPoolStrategy(min_size=1, max_size=max(1, min(len(asked), int(most)))),
+        compute=data.ActorPoolStrategy(min_size=1, max_size=min(len(groups), most)),
     )
     for entry in done.iter_rows():
         if not (Path(writer["folder"]) / entry["file"]).is_file():

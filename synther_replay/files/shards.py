@@ -89,6 +89,21 @@ def name_of(shard: int, shards: int) -> str:
     return f"part-{shard:05d}-of-{shards:05d}.parquet"
 
 
+def number_of(name: str) -> int:
+    """Number of the shard with a file name of `name_of`.
+
+    >>> number_of("part-00003-of-00064.parquet")
+    3
+    """
+    return int(name.split("-")[1])
+
+
+def is_there(folder: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether the file of an entry of the manifest exists with the size that it should have; it is not read."""
+    file, size = folder / str(entry["file"]), int(entry["bytes"])
+    return file.is_file() and file.stat().st_size == size
+
+
 def describe(file: Path, rows: int) -> dict[str, Any]:
     """Return the entry of a shard in the manifest: its name, rows, bytes and SHA-256."""
     with file.open("rb") as opened:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from small_data import SETTINGS, arrays
 
 from synther_replay import DiffusionGenerator
 from synther_replay.cli import options
+from synther_replay.cli.output import Output
+from synther_replay.cli.threads import choose_threads
+from synther_replay.config import GeneratorConfig
 from synther_replay.files import open_file, read, write
 
 COMMANDS = ("upsample", "fit", "sample", "info", "report", "bench", "watch")
@@ -36,6 +41,15 @@ def test_upsample_writes_rows_that_are_read_back(tmp_path, data, synther_json, s
     low, high = (getattr(arrays()["actions"], name)(0) for name in ("min", "max"))
     assert ((rows.actions.numpy() >= low) & (rows.actions.numpy() <= high)).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, data.name])
+
+
+def test_the_first_block_of_rows_gives_an_estimate_of_the_time_left(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    with Output(as_json=False).step("generating", 100) as advance:
+        time.sleep(0.02)
+        advance(50)
+        time.sleep(0.3)  # the bar is drawn ten times a second
+    assert re.search(r"\d:\d\d:\d\d", capsys.readouterr().err)
 
 
 def test_upsample_is_quiet_when_not_in_a_terminal(tmp_path, data, synther):
@@ -233,3 +247,14 @@ def test_a_damaged_minari_set_is_named_and_stays_as_it_is(tmp_path, synther, nam
         refused(synther("info", tmp_path / "rows-v0"), "rows-v0")
         assert damaged.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows-v0", "whole.npz"]
+
+
+def test_a_wide_network_has_all_threads_after_a_narrow_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("synther_replay.cli.threads._ALL", 3)
+    before, counts = torch.get_num_threads(), []
+    for width in (32, 512):
+        choose_threads(GeneratorConfig.tiny(width=width), torch.device("cpu"))
+        counts.append(torch.get_num_threads())
+    torch.set_num_threads(before)
+    assert counts == [1, 3]

@@ -43,7 +43,26 @@ def test_the_input_is_not_the_output(tmp_path, data, synther):
     (tmp_path / "link.npz").symlink_to(data)
     for out in (data, tmp_path / "link.npz"):
         refused(upsampled(synther, data, out, "--overwrite"), "is the input")
+        refused(synther("fit", data, out, "--overwrite", *SETTINGS), "is the input")
     assert data.read_bytes() == before
+
+
+def test_a_model_is_not_replaced_by_its_rows(tmp_path, data, synther):
+    model = tmp_path / "model.npz"
+    assert synther("fit", data, model, *SETTINGS).returncode == 0
+    before = model.read_bytes()
+    refused(synther("sample", model, model, "--rows", 10, "--overwrite"), "is the input")
+    assert model.read_bytes() == before
+
+
+def test_files_of_an_input_in_shards_stay(tmp_path, data, synther):
+    folder = tmp_path / "shards"
+    assert upsampled(synther, data, folder, "--shards", 2).returncode == 0
+    shard = next(folder.glob("*.parquet"))
+    before = shard.read_bytes()
+    refused(synther("fit", folder, shard, "--overwrite", *SETTINGS), "part of it")
+    refused(upsampled(synther, folder, folder / "more.parquet"), "part of it")
+    assert shard.read_bytes() == before
 
 
 def test_an_output_that_appears_meanwhile_stays(tmp_path):

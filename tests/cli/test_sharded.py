@@ -119,6 +119,24 @@ def test_an_error_in_one_shard_ends_the_others_and_leaves_whole_files(tmp_path, 
     assert {file.name for file in folder.iterdir()} == {entry["file"] for entry in whole.values()}
 
 
+def test_one_thread_is_that_of_the_caller(tmp_path, data, synther_json, monkeypatch):
+    """Ctrl-C reaches the main thread only: elsewhere it would wait for the rows of a whole block."""
+    synther_json("fit", data, tmp_path / "model", *SETTINGS)
+    plan, folder, threads = ShardPlan(ROWS, SHARDS, seed=0), tmp_path / "work" / "shards", set()
+    folder.mkdir(parents=True)
+    write_file = parquet.write
+
+    def noted(*args):
+        threads.add(threading.current_thread())
+        write_file(*args)
+
+    monkeypatch.setattr(parquet, "write", noted)
+    list(
+        write_here(range(SHARDS), model=str(tmp_path / "model"), folder=str(folder), plan=plan, about={}, device="cpu")
+    )
+    assert threads == {threading.current_thread()}
+
+
 def test_an_interrupt_of_the_progress_bar_ends_the_threads(tmp_path, data, synther, monkeypatch):
     alive = []
 
@@ -137,6 +155,10 @@ def test_an_interrupt_of_the_progress_bar_ends_the_threads(tmp_path, data, synth
             alive.extend(thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool"))
             raise
 
+    def in_threads(numbers, **options):
+        return write_here(numbers, **{**options, "threads": 3})  # as on a GPU
+
+    monkeypatch.setattr("synther_replay.cli.sharded.write_here", in_threads)
     monkeypatch.setattr(Output, "step", interrupted)
     monkeypatch.setattr("synther_replay.cli.commands.upsample.generate_shards", watched)
     out = tmp_path / "out"
@@ -149,6 +171,26 @@ def test_hugging_face_reads_them(made, tmp_path):
     found = datasets.load_dataset(str(made), split="train", cache_dir=str(tmp_path / "cache"))
     assert len(found) == ROWS
     assert set(found.column_names) == {"observations", "actions", "rewards", "next_observations", "terminals"}
+
+
+def test_shards_are_not_read_again_once_they_are_written(tmp_path, data, synther, monkeypatch):
+    read_files = []
+    describe = shards.describe
+    monkeypatch.setattr(shards, "describe", lambda file, rows: read_files.append(file.name) or describe(file, rows))
+    assert synther("upsample", data, tmp_path / "out", "--rows", ROWS, "--shards", SHARDS, *SETTINGS).returncode == 0
+    assert sorted(read_files) == [shards.name_of(shard, SHARDS) for shard in range(SHARDS)]
+
+
+def test_a_shard_that_disappears_meanwhile_is_missed(tmp_path, data, synther, monkeypatch):
+    def losing(numbers, **options):
+        for entry in write_here(numbers, **options):
+            yield entry
+        (Path(options["folder"]) / entry["file"]).unlink()
+
+    monkeypatch.setattr("synther_replay.cli.sharded.write_here", losing)
+    done = synther("upsample", data, tmp_path / "out", "--rows", ROWS, "--shards", SHARDS, *SETTINGS)
+    assert (done.returncode, "1 shards are missing" in done.stderr) == (1, True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_folders_of_other_files_stay(tmp_path, data, synther, made):

@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from small_cluster import transitions
+from small_cluster import CONFIG, SPEC, transitions
 
 pytest.importorskip("ray")
 pytest.importorskip("pyarrow")
 pytest.importorskip("typer")
 
-from synther_replay.files import read, write
+from synther_replay import DiffusionGenerator
+from synther_replay.distributed.sharding import ShardPlan, finished, write_by_ray, write_here
+from synther_replay.files import read, shards, write
 
 pytestmark = pytest.mark.slow
 TINY = ("width=16", "depth=1", "embedding=8", "steps=20", "batch_size=32", "sampling_steps=2", "exact=False")
@@ -59,3 +62,19 @@ def test_the_bytes_are_those_of_one_process_whoever_is_killed(cluster, tmp_path)
     assert command.returncode == 0, errors.decode()
     assert digests(there) == digests(here)
     assert len(read(there)) == ROWS
+
+
+def test_workers_that_write_several_shards_at_once_write_the_same_bytes(cluster, tmp_path):
+    generator = DiffusionGenerator(SPEC, CONFIG, device="cpu")
+    generator.fit(transitions())
+    generator.save(tmp_path / "model")
+    plan, made = ShardPlan(1_003, 30, seed=0), {}  # three for each of the ten cores
+    for name, write_shards in (("here", write_here), ("there", partial(write_by_ray, num_gpus=0, threads=3))):
+        folder = tmp_path / name / "shards"
+        folder.mkdir(parents=True)
+        writer = {"model": str(tmp_path / "model"), "folder": str(folder), "plan": plan, "about": {}, "device": "cpu"}
+        entries = list(write_shards(range(30), **writer))
+        assert sorted(entry["file"] for entry in entries) == [shards.name_of(shard, 30) for shard in range(30)]
+        assert finished(folder, plan).keys() == set(range(30))
+        made[name] = digests(folder)
+    assert made["here"] == made["there"]

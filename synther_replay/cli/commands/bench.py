@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -121,4 +122,4 @@ def _advice(measured: dict[str, dict[str, Any]]) -> str:
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"CPU, {os.cpu_count()} cores"

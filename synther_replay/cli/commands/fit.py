@@ -10,7 +10,9 @@ import typer
 
 from synther_replay.cli import options
 from synther_replay.cli.fitting import fit_rows, open_source
+from synther_replay.cli.generation import check_is_other
 from synther_replay.cli.output import Output
+from synther_replay.files.formats import located
 
 
 def fit(
@@ -42,6 +44,7 @@ def fit(
         raise PermissionError(f"{model}: folder {model.parent} is not writable")
     if model.is_dir():
         raise IsADirectoryError(f"{model}: is a folder and not replaced")
+    check_is_other(model, located(source, exists=True)[0])
     real = open_source(source, episode_steps, window, output)
     fitted = fit_rows(real, config, place, seed, output)
     fitted.generator.save(model)

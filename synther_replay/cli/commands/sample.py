@@ -34,7 +34,7 @@ def sample(
     """
     place = options.device_of(device)
     output = Output(as_json=as_json)
-    target = Target.of(out, overwrite=overwrite)
+    target = Target.of(out, overwrite=overwrite, given=model)
     generator = options.generator_of(model, place)
     if not generator.is_fitted or generator.stack != 1:
         raise CheckpointError(f"{model}: expected one fitted generator, got {generator.stack}")

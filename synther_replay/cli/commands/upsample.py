@@ -15,6 +15,7 @@ from synther_replay.cli.work import WorkFolder
 from synther_replay.distributed.sharding import ShardPlan
 from synther_replay.distributed.worker import ray as check_ray
 from synther_replay.errors import CheckpointError
+from synther_replay.files.formats import located
 from synther_replay.generator import DiffusionGenerator
 
 _SHARDS = 64  # with --engine ray, if nothing else is asked for
@@ -61,7 +62,8 @@ def upsample(
     if engine is Engine.ray:
         shards = shards or _SHARDS
         check_ray()
-    target = Target.of(out, overwrite=overwrite, source=source, in_shards=shards is not None)
+    given, _ = located(source, exists=True)
+    target = Target.of(out, overwrite=overwrite, given=given, in_shards=shards is not None)
     real = open_source(source, episode_steps, window, output)
     if rows is None:
         assert times is not None
