@@ -48,6 +48,13 @@ class Regression:
         tensors = {"weights": weights.clone(), "mean": torch.zeros_like(weights), "square": torch.zeros_like(weights)}
         return cls(shape, tensors, 0, batch_size=batch_size)
 
+    def restart(self, weights: Tensor) -> None:
+        """Set weights ``(M, P)`` and zero moments; the CUDA graph stays valid."""
+        self.weights.copy_(weights)
+        self.mean.zero_()
+        self.square.zero_()
+        self.updates = 0
+
     @torch.no_grad()
     def train(self, examples: Callable[[Tensor], Tensor], count: int, rates: Tensor, rng: torch.Generator) -> None:
         """Make an update for each learning rate, on rows drawn with replacement.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,7 @@ class Consistency:
         steps: int,
         seed: int,
         previous: Consistency | None = None,
+        regression: Callable[[Shape], Regression] | None = None,
     ) -> Consistency | None:
         """Train the regressions, and compare how far real and generated rows deviate.
 
@@ -113,6 +115,7 @@ class Consistency:
             steps: Gradient steps of each regression, rounded up to multiples of 25.
             seed: Random seed; results are deterministic per device.
             previous: Where training starts, if its regressions have the same sizes.
+            regression: Returns what trains a regression of a shape; it is restarted. None: a new one.
 
         Returns:
             None if no column takes part.
@@ -125,15 +128,16 @@ class Consistency:
             return None
         rng = generator_for(codes.device, seed)
         rows = _Rows.of(codes, held_out, rng)
-        started = (None, None) if previous is None else previous.weights
+        starts = (None, None) if previous is None else previous.weights
+        make = regression or partial(new_regression, stack=len(codes), device=codes.device)
         with torch.autocast(codes.device.type, enabled=False):
-            weights = [
-                _trained(rows, examples, shape, last, steps, rng)
-                for examples, shape, last in zip(
-                    (columns.changes, columns.rewards), columns.shapes(width), started, strict=True
+            dynamics, rewards = (
+                _trained(rows, examples, shape, start, steps, rng, make)
+                for examples, shape, start in zip(
+                    (columns.changes, columns.rewards), columns.shapes(width), starts, strict=True
                 )
-            ]
-            found = cls(columns, width, (weights[0], weights[1]), codes.new_empty(0))
+            )
+            found = cls(columns, width, (dynamics, rewards), codes.new_empty(0))
             real, own = (found._deviations(part).abs().mean(1) for part in (rows.held_out(), generated))
         return cls(columns, width, found.weights, (real / own.clamp(min=1e-12)).clamp(max=1))
 
@@ -200,6 +204,11 @@ class Consistency:
         codes[..., columns.reward] = self._predicted(codes)[1] + deviation  # that of the next observation of now
 
 
+def new_regression(shape: Shape, *, stack: int, device: torch.device) -> Regression:
+    """What trains M regressions of a shape."""
+    return Regression.of(shape, torch.zeros(stack, shape.parameters, device=device), batch_size=_BATCH)
+
+
 class _Rows(NamedTuple):
     """Codes of real rows, some of them held out."""
 
@@ -237,6 +246,7 @@ def _trained(
     previous: Tensor | None,
     steps: int,
     rng: torch.Generator,
+    regression: Callable[[Shape], Regression],
 ) -> Tensor:
     """Weights ``(M, P)`` of a regression; those of the `previous` one are the start if they have the same shape."""
     codes = rows.codes
@@ -258,7 +268,8 @@ def _trained(
         bias.sub_(mean).div_(scale)
     else:
         weights = initial_weights(shape, len(codes), generator_for("cpu", rng.initial_seed())).to(codes.device)
-    model = Regression.of(shape, weights, batch_size=_BATCH)
+    model = regression(shape)
+    model.restart(weights)
     best = BestModels({"weights": model.weights}, patience=None)
     inputs, targets = standardised(rows.held_out())
     count = in_blocks(steps)
@@ -268,12 +279,13 @@ def _trained(
         model.train(lambda numbers: torch.cat(standardised(rows.take(numbers)), dim=-1), rows.trained, part, rng)
         best.measure((shape.predict(model.weights, inputs) - targets).square().mean((1, 2)))
     best.restore()
-    *_, last, bias = shape.layers(model.weights)
+    weights = model.weights.clone()
+    *_, last, bias = shape.layers(weights)
     last *= scale
     bias.mul_(scale).add_(mean)
-    if not bool(model.weights.isfinite().all()):
+    if not bool(weights.isfinite().all()):
         raise DivergedError("fit: the regressions of `consistent` diverged (non-finite weights); check the data")
-    return model.weights
+    return weights
 
 
 def _deviating(columns: Columns) -> int:

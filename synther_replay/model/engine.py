@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.locking import Lock
+from synther_replay.common.mlp import Shape
 from synther_replay.common.progress import is_in_refit, progress_bar
+from synther_replay.common.regression import Regression
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.codec import TransitionCodec
 from synther_replay.diffusion.edm import NoiseLevels
 from synther_replay.diffusion.network import NetworkShape
 from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.diffusion.workers import Workers
+from synther_replay.model.consistency import Consistency, new_regression
 from synther_replay.model.fitted import Draws, FittedModel
 
 # State of the training of M models: weights, moments, averages and counters. Its tensors are never changed.
@@ -57,6 +61,7 @@ class Engine:
         self._trainer: StackTrainer | None = None
         self._sampler: StackSampler | None = None
         self._sampled: FittedModel | None = None  # whose weights the sampler has
+        self._regressions: dict[Shape, Regression] = {}  # of the last fit
         self._training, self._sampling = Lock(), Lock()
         self.trainer(0)
 
@@ -134,6 +139,22 @@ class Engine:
             trainer.load_state_dict(start)
             result = trainer.fit(train, held_out, plan, on_progress, fresh_rows)
             return result, trainer.state_dict()
+
+    def fit_consistency(
+        self, codes: Tensor, held_out: int, generated: Tensor, codec: TransitionCodec, **options: Any
+    ) -> Consistency | None:
+        """See `Consistency.fit`."""
+        used: dict[Shape, Regression] = {}
+
+        def regression(shape: Shape) -> Regression:
+            known = self._regressions.get(shape)
+            used[shape] = known or new_regression(shape, stack=self.stack, device=self.device)
+            return used[shape]
+
+        with self._training, torch.inference_mode(mode=False):
+            found = Consistency.fit(codes, held_out, generated, codec, regression=regression, **options)
+            self._regressions = used
+            return found
 
     def draw(self, model: FittedModel, n: int, draws: Draws, condition: Tensor | None, guidance: float) -> Tensor:
         """Generate rows ``(M, n, dim)``; if it raises, `draws` counts only the rejected rows."""

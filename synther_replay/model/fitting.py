@@ -284,7 +284,7 @@ class FitJob:
 
     def _fit_consistency(self, data: FitData, generated: Tensor, steps: int, fits: int) -> Consistency | None:
         few, many = _STEPS_PER_REGRESSION_STEP
-        return Consistency.fit(
+        return self.engine.fit_consistency(
             data.codes,
             data.held_out,
             data.codec.encode(data.codec.close_gaps(generated.clone())),
