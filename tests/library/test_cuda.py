@@ -76,6 +76,21 @@ def test_captured_curiosity_equals_plain_curiosity_and_continues_exactly(monkeyp
     torch.testing.assert_close(plain.score(transitions(stack=stack)), scores, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.parametrize("stack", [1, 3])
+def test_captured_regressions_equal_plain_ones_after_a_refit_too(monkeypatch, stack):
+    found = []
+    for is_captured in (True, False):
+        if not is_captured:
+            monkeypatch.setattr(regression, "capture", lambda function, rng: function)
+        generator = DiffusionGenerator(SPEC, SMALL, device="cuda", stack=stack, seed=1)
+        for _ in range(2):
+            generator.fit(transitions(stack=stack))
+        found.append(generator.model.consistency)
+    torch.testing.assert_close(found[0].remaining, found[1].remaining, rtol=0.05, atol=0.01)
+    for captured, plain in zip(found[0].weights, found[1].weights, strict=True):
+        torch.testing.assert_close(captured, plain, rtol=0.05, atol=0.01)
+
+
 def test_a_guided_buffer_continues_exactly(tmp_path):
     def make(seed):
         real = RingBuffer(SPEC, 5_000, seed=seed)
