@@ -82,7 +82,7 @@ def test_captured_regressions_equal_plain_ones_after_a_refit_too(monkeypatch, st
     for is_captured in (True, False):
         if not is_captured:
             monkeypatch.setattr(regression, "capture", lambda function, rng: function)
-        generator = DiffusionGenerator(SPEC, SMALL, device="cuda", stack=stack, seed=1)
+        generator = DiffusionGenerator(SPEC, replace(SMALL, consistent=True), device="cuda", stack=stack, seed=1)
         for _ in range(2):
             generator.fit(transitions(stack=stack))
         found.append(generator.model.consistency)
