@@ -267,6 +267,24 @@ def test_rows_are_classified_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (rows[..., 1].sum(1) > 0).all()
 
 
+def test_a_fit_computes_the_inputs_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, shorter: None) -> None:
+    """Regression: a fit held a second matrix of all rows, as large as the first."""
+    codes, asked = inputs_of(20_000), []
+    found, number = Outcomes.of(torch.zeros(1, 20_000), too_low(codes), None)
+    monkeypatch.setattr(outcomes_module, "_CHUNK", 1_000)
+    monkeypatch.setattr(outcomes_module, "_BATCH", 8)
+    monkeypatch.setattr(outcomes_module, "_EVALUATED", 500)
+
+    def features(rows: Tensor) -> Tensor:
+        asked.append(rows.shape[1])
+        return rows[..., 1:]
+
+    model = OutcomeModel.fit(codes, found, number, seed=0, features=features)
+    twin = OutcomeModel.fit(codes[..., 1:].contiguous(), found, number, seed=0)
+    assert torch.equal(model.weights, twin.weights)
+    assert max(asked) <= 1_000
+
+
 # --- starts
 
 
