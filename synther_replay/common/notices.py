@@ -30,7 +30,7 @@ class Notices:
     def warn_of(self, error: Exception, count: int, message: str, *, stacklevel: int = 1) -> None:
         """Warn with the error at the end of the message; errors that differ in numbers alone are one subject."""
         cause = f"{type(error).__name__}: {error}"
-        kind = re.sub(r"\d+", "", cause)  # amounts of memory differ, for example
+        kind = re.sub(r"\d[\d,.]*", "", cause)  # amounts of memory differ, for example
         self.warn(kind, count, f"{message}. {cause}", stacklevel=stacklevel + 1)
 
     def warn(self, subject: str, count: int, message: str, *, stacklevel: int = 1) -> None:

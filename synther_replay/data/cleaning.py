@@ -13,7 +13,7 @@ from torch import Tensor
 
 from synther_replay.data.columns import column_names
 from synther_replay.data.transitions import ROUNDING_OF_ACTIONS, Transitions, TransitionSpec
-from synther_replay.data.validation import wrong_values
+from synther_replay.data.validation import all_finite, wrong_values
 
 _ROWS_AT_ONCE = 65_536  # bounds the memory of the masks
 _MOST_NAMED = 4  # columns named in one description
@@ -86,7 +86,7 @@ def clean(transitions: Transitions) -> Cleaned:
 
 def _wrong(spec: TransitionSpec, rows: Tensor) -> Tensor:
     """Mask of the values that their column cannot hold, ``(n, dim)``."""
-    wrong = ~torch.isfinite(rows)
+    wrong = torch.zeros_like(rows, dtype=torch.bool) if all_finite(rows) else ~torch.isfinite(rows)
     for field in spec.fields:
         for leaf, columns in field.leaf_columns():
             if (found := wrong_values(rows[:, columns], leaf)) is not None:

@@ -391,19 +391,22 @@ class TransitionCodec:
 
     def _ranges(self, *parts: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Smallest and largest value of plain columns, and of the other codes, ``(M, 1, columns)`` each."""
-        found = [
-            [part.aminmax(dim=1, keepdim=True) for part in (self._plain_values(block), self._digits(block))]
-            for rows in parts
-            for block in self._blocks(rows)
-        ]
-        plain, digits = (
-            (
-                torch.cat([low for low, _ in part], 1).amin(1, True),
-                torch.cat([high for _, high in part], 1).amax(1, True),
-            )
-            for part in zip(*found, strict=True)
-        )
+        ends = [self._ends(block) for rows in parts for block in self._blocks(rows)]
+        plain, digits = (torch.cat(part, 1).aminmax(dim=1, keepdim=True) for part in zip(*ends, strict=True))
         return plain, digits
+
+    def _ends(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest plain values of a block, and other codes, ``(M, 2, columns)`` each.
+
+        A plain value grows with that of the row, so only the ends of each column are mapped. The shift of a reward
+        depends on the rest of its row: rewards are shifted first, and then count as those of rows that go on.
+        """
+        rewards, digits = shifted(*self._rewards(rows), self.statistics["terminal"])[..., None], self._digits(rows)
+        values, rewards, digits = (
+            torch.cat((part.amin(1, True), part.amax(1, True)), 1) for part in (rows, rewards, digits)
+        )
+        values[..., self.spec.rewards], values[..., self.spec.terminated] = rewards, 0.0
+        return self._plain_values(values), digits
 
     def _clip(self, side: int, plausible: Tensor, seen: Tensor) -> Tensor:
         """Limit of decoded values on one side.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from synther_replay.common.checks import device_or_cpu
 from synther_replay.data.spec import TransitionSpec
-from synther_replay.data.validation import as_tensor, check_finite, check_leaf
+from synther_replay.data.validation import all_finite, as_tensor, check_finite, check_leaf
 
 __all__ = ["ROUNDING_OF_ACTIONS", "TransitionSpec", "Transitions"]
 
@@ -151,7 +151,7 @@ class Transitions:
         return Transitions(self.spec, self.rows.to(device))
 
     def _check_finite(self) -> None:
-        if not bool(torch.isfinite(self.rows).all()):
+        if not all_finite(self.rows):
             for field in self.spec.fields:
                 check_finite(self.rows[..., field.columns], field.name)
 

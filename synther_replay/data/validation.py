@@ -69,6 +69,12 @@ def as_tensor(value: Any, where: str, device: torch.device | str | None) -> Tens
     return tensor
 
 
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    # A sum is several times as fast as the test of each value; one that only overflows is tested again.
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
 def check_finite(part: Tensor, where: str) -> None:
     """Raise ValueError for NaN and infinity."""
     wrong = ~torch.isfinite(part)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.data.transitions import Transitions
+from synther_replay.data.validation import all_finite
 
 Rows = Transitions | Tensor | np.ndarray
 
@@ -25,7 +26,7 @@ def clean(named: Mapping[str, Rows], *, least: int = 2, strict: bool = False) ->
     kept, rejected = [], []
     for name, matrix in zip(named, matrices, strict=True):
         rows = matrix.to(matrices[0].device, torch.float32 if narrow else torch.float64)
-        if not bool(torch.isfinite(rows.sum())):  # cheap test; a sum that only overflows is checked again
+        if not all_finite(rows):
             rows = rows[torch.isfinite(rows).all(1)]
         kept.append(rows)
         rejected.append(len(matrix) - len(rows))

@@ -301,12 +301,13 @@ class FitJob:
         few, many = _STEPS_PER_OUTCOME_STEP
         steps = self.engine.config.steps
         return OutcomeModel.fit(
-            data.codec.features(data.codes),
+            data.codes,
             data.outcomes,
             data.number,
             seed=derive_seed(self.draws.seed, 5, training["fits"]),
             steps=max(min(STEPS, steps // few), steps // many, 1),
             previous=None if self._previous is None else self._previous.outcomes,
+            features=data.codec.features,
         )
 
 

@@ -18,10 +18,11 @@ loss are kept, because few rows of a rare outcome are quickly memorised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from synther_replay.common.mlp import Layers, Shape
@@ -43,6 +44,7 @@ _INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few inform
 _HELD_OUT = 10  # one row in this many is held out
 _EVALUATED = 4_096  # held-out rows per evaluation and model, over all outcomes
 _HARD_SHARE = 0.1  # of all rows, at most half
+_NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers take a CPU twenty times as long
 _CHUNK = 16_384  # rows classified at once, over all models: some 30 MB of activations
 _MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
 _MOST_OUTCOMES = 2 * MAX_LEVELS
@@ -97,30 +99,33 @@ class OutcomeModel(NamedTuple):
     @torch.no_grad()
     def fit(
         cls,
-        inputs: Tensor,
+        codes: Tensor,
         outcomes: Outcomes,
         number: Tensor,
         *,
         seed: int,
         steps: int = STEPS,
         previous: OutcomeModel | None = None,
+        features: Callable[[Tensor], Tensor] = lambda codes: codes,
     ) -> OutcomeModel:
         """Train one classifier per model.
 
         Args:
-            inputs: Features of the rows, ``(M, n, inputs)``.
+            codes: Codes of the rows, ``(M, n, codes)``.
             outcomes: The outcomes.
             number: Number of each row's outcome, ``(M, n)``.
             seed: Random seed; results are deterministic per device.
             steps: Gradient steps from new weights, rounded up to blocks of 50, at most 2,000.
             previous: Model whose weights training starts from if it has the same outcomes, with a quarter of the steps.
+            features: Maps codes to inputs of the classifier; it gets some rows at a time.
 
         Raises:
             DivergedError: A weight became non-finite.
         """
-        rng = generator_for(inputs.device, seed)
+        rng = generator_for(codes.device, seed)
+        inputs = _Inputs(codes, features)
         warm = previous is not None and previous._has(outcomes)
-        first = previous.weights if previous is not None and warm else _initial(inputs.shape[2], outcomes, rng)
+        first = previous.weights if previous is not None and warm else _initial(inputs.width, outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
         model = cls(first.clone(), *outcomes)
@@ -128,8 +133,8 @@ class OutcomeModel(NamedTuple):
         best = BestModels({"weights": model.weights}, patience=None)
         rows = _Rows(number, outcomes.shares, rng)
         held_out, importance = rows.held_out()
-        with torch.autocast(inputs.device.type, enabled=False):
-            held_out_inputs, held_out_numbers = take_rows(inputs, held_out), number.gather(1, held_out)
+        with torch.autocast(codes.device.type, enabled=False):
+            held_out_inputs, held_out_numbers = inputs.take(held_out), number.gather(1, held_out)
             for done in range(0, steps + 1, _BLOCK):
                 log_p = model.logits(held_out_inputs).log_softmax(-1)
                 loss = -(log_p.gather(-1, held_out_numbers[..., None])[..., 0] * importance).sum(1)
@@ -141,7 +146,7 @@ class OutcomeModel(NamedTuple):
                     break
                 if done == find_hard_at:
                     rows.find_hard(model._uncertainty(inputs, number))
-                progress = torch.arange(done, done + _BLOCK, dtype=torch.float64, device=inputs.device)
+                progress = torch.arange(done, done + _BLOCK, dtype=torch.float64, device=codes.device)
                 annealed = rate * 0.5 * (1 + (progress * (math.pi / steps)).cos())
                 rates = optimiser.bias_corrected(annealed, progress + 1)
                 model._train_block(optimiser, rates, inputs, number, rows)
@@ -218,11 +223,11 @@ class OutcomeModel(NamedTuple):
             for a, b in zip(known, given, strict=True)
         )
 
-    def _train_block(self, optimiser: StackAdam, rates: Tensor, inputs: Tensor, number: Tensor, rows: _Rows) -> None:
+    def _train_block(self, optimiser: StackAdam, rates: Tensor, inputs: _Inputs, number: Tensor, rows: _Rows) -> None:
         """Take a gradient step for each of the `rates`, on batches that are drawn at once."""
         batch = rows.batch_size
         chosen, weight = rows.draw(len(rates) * batch)
-        parts = (take_rows(inputs, chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
+        parts = (inputs.take(chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
         layers = _layers(optimiser.working, self.shares.shape[1])
         gradient = _layers(optimiser.gradient, self.shares.shape[1])
         prior = self.shares.log()[:, None]
@@ -230,7 +235,8 @@ class OutcomeModel(NamedTuple):
             activations = layers.forward(x)
             error = (activations[-1] + prior).softmax(-1)
             error.scatter_add_(-1, own, error.new_full((), -1.0).expand(own.shape))
-            layers.backward(x, activations, error * importance, gradient)
+            error = F.hardshrink(error * importance, _NEGLIGIBLE)
+            layers.backward(x, activations, error, gradient)
             optimiser.step(rate)
 
     def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
@@ -240,15 +246,35 @@ class OutcomeModel(NamedTuple):
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
 
-    def _uncertainty(self, inputs: Tensor, number: Tensor) -> Tensor:
+    def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""
-        size = max(1, _CHUNK // len(inputs))
+        size = max(1, _CHUNK // len(number))
         found = []
-        for part, own in zip(inputs.split(size, dim=1), number.split(size, dim=1), strict=True):
+        for part, own in zip(inputs.split(size), number.split(size, dim=1), strict=True):
             log_p = self.logits(part).log_softmax(-1)
             entropy = -(log_p.exp() * log_p.clamp(min=-100)).sum(-1)
             found.append(entropy - log_p.gather(-1, own[..., None])[..., 0])
         return torch.cat(found, dim=1)
+
+
+class _Inputs(NamedTuple):
+    """Inputs of the classifier, computed from some rows of codes at a time: all of them would be a second matrix."""
+
+    codes: Tensor  # (M, n, codes)
+    features: Callable[[Tensor], Tensor]
+
+    @property
+    def width(self) -> int:
+        """Number of inputs."""
+        return self.features(self.codes[:, :0]).shape[2]
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Inputs of the rows ``(M, k)``."""
+        return self.features(take_rows(self.codes, rows))
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """Inputs of all rows, `size` at a time."""
+        return (self.features(part) for part in self.codes.split(size, dim=1))
 
 
 class _Rows:

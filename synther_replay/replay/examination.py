@@ -72,7 +72,7 @@ class Examination:
         self._notices.warn(
             "outside",
             faults.rows,
-            f"real: {faults.rows / len(transitions):.0%} of the rows have actions outside the action space ({faults}; "
+            f"real: {faults.rows:,} of {len(transitions):,} rows have actions outside the action space ({faults}; "
             f"range {float(actions.min()):g} to {float(actions.max()):g}). The generator gets them clipped. "
             "This is right if the environment clips actions. Otherwise pass the space of the stored actions "
             "(Stable-Baselines3: scaled_actions=False if they are in the units of the environment)",

@@ -126,6 +126,14 @@ def test_the_hash_does_not_change_between_releases() -> None:
     ]
 
 
+def test_the_hash_of_a_row_does_not_depend_on_the_number_of_others() -> None:
+    rows = make_rows(20_000, stack=2)
+    hashes = row_hash(rows)
+    assert hashes.shape == (2, 20_000)
+    assert torch.equal(row_hash(rows[1, 12_345]), hashes[1, 12_345])
+    assert torch.equal(row_hash(rows[:1, 8_000:9_000]), hashes[:1, 8_000:9_000])
+
+
 def test_rows_need_not_lie_together_in_memory() -> None:
     rows = make_rows(500, dim=8)
     assert torch.equal(row_hash(rows[..., ::2]), row_hash(rows[..., ::2].contiguous()))
