@@ -19,7 +19,7 @@ _VERSIONS = {"official": "v4", "regenerated": "v5"}
 _MAZES = {"maze2d": Maze2d, "antmaze": AntMaze}
 
 SIMULATORS = (
-    *(f"{task}-{version}" for task in _LOCOMOTION.values() for version in _VERSIONS.values()),
+    *(f"{task}-{version}" for task in (*_LOCOMOTION.values(), "Ant", "Humanoid") for version in _VERSIONS.values()),
     *(f"{task}-{size}" for task in _MAZES for size in MAZES),
 )
 
