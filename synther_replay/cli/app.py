@@ -51,8 +51,16 @@ def run() -> None:
         sys.exit(130)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"synther {synther_replay.__version__}")
+        raise typer.Exit
+
+
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, help="Print the version and exit.", is_eager=True)
+    ] = False,
 ) -> None:
     """Synthetic experience replay: turn a small set of transitions into a large one.
 
@@ -63,9 +71,6 @@ def _options(
     Formats, by suffix: D4RL's HDF5 (.hdf5, .h5), NumPy (.npz), Parquet (.parquet), and Minari (a folder or
     minari:NAME-v0).
     """
-    if version:
-        typer.echo(f"synther {synther_replay.__version__}")
-        raise typer.Exit
 
 
 def _with_exit_status(command: Callable[..., None]) -> Callable[..., None]:

@@ -34,7 +34,7 @@ class ShardedTable:
         for file in files:
             if file.name in described and (size := file.stat().st_size) != described[file.name]["bytes"]:
                 raise ValueError(f"{file.name}: expected {described[file.name]['bytes']} bytes, got {size}")
-        self._tables = [ParquetTable(file) for file in files]
+        self._tables = [_open(file) for file in files]
         first = self._tables[0]
         for file, table in zip(files, self._tables, strict=True):
             if table.rows and table.columns != first.columns:
@@ -142,6 +142,13 @@ def verify(folder: Path) -> int:
             raise GenerationError(f"{file}: missing, or not the file of the manifest")
         total += shard["rows"]
     return total
+
+
+def _open(file: Path) -> ParquetTable:
+    try:
+        return ParquetTable(file)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file.name}: {error}") from error
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ and count non-finite rows; the other functions raise ValueError for them.
 from synther_replay.metrics.compare import fidelity
 from synther_replay.metrics.distances import Memorisation, distance_to_closest, memorisation
 from synther_replay.metrics.dynamics import DynamicsError, StepFunction, dynamics_error
-from synther_replay.metrics.report import ColumnFidelity, Fidelity, RewardLevel
+from synther_replay.metrics.report import ColumnFidelity, Fidelity, PairFidelity, RewardLevel
 from synther_replay.metrics.rows import Rows
 from synther_replay.metrics.scores import correlation_similarity, ks_complement
 from synther_replay.metrics.verdict import Thresholds
@@ -18,6 +18,7 @@ __all__ = [
     "DynamicsError",
     "Fidelity",
     "Memorisation",
+    "PairFidelity",
     "RewardLevel",
     "Rows",
     "StepFunction",

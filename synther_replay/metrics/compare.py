@@ -13,12 +13,13 @@ from synther_replay.common.seeding import generator_for
 from synther_replay.data.columns import column_names
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.metrics.distances import memorisation
-from synther_replay.metrics.report import ColumnFidelity, Fidelity
+from synther_replay.metrics.report import ColumnFidelity, Fidelity, PairFidelity
 from synther_replay.metrics.rows import Rows, clean
-from synther_replay.metrics.scores import Correlations, Marginals, correlations, marginals
+from synther_replay.metrics.scores import Correlations, Marginals, correlations, marginals, rank_correlation
 from synther_replay.metrics.support import Outside, bounds_of, outside, range_of, reward_levels, termination_rate
 from synther_replay.metrics.verdict import Thresholds, judge
 
+_PAIRS = 8  # whose rank correlation is measured, too
 _REASONS = 3  # failures named in the warning; the report has all of them
 
 
@@ -110,6 +111,7 @@ def compare_rows(
         correlation_baseline=pairs.baseline,
         columns=_columns(titles, found, out_of_range, out_of_bounds),
         out_of_range=out_of_range.share,
+        worst_pair=_worst_pair(titles, pairs, one, two),
     )
     if spec is not None and out_of_bounds is not None:
         report = replace(
@@ -138,6 +140,24 @@ def _parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     order = torch.randperm(len(real), generator=generator_for("cpu", seed)).to(real.device)  # equal on all devices
     size = min(size, len(real) // 2)
     return real[order[:size]], real[order[size:]]
+
+
+def _worst_pair(names: tuple[str, ...], pairs: Correlations, real: Tensor, synthetic: Tensor) -> PairFidelity | None:
+    """The worst pair by both correlations, of the few that are worst by Pearson's."""
+    found = [
+        PairFidelity(
+            names=(names[one], names[two]),
+            real=float(pairs.real[one, two]),
+            synthetic=float(pairs.synthetic[one, two]),
+            parts=(float(pairs.first[one, two]), float(pairs.second[one, two])),
+            ranks=(
+                rank_correlation(real[:, one], real[:, two]),
+                rank_correlation(synthetic[:, one], synthetic[:, two]),
+            ),
+        )
+        for one, two in pairs.worst(_PAIRS)
+    ]
+    return max(found, key=lambda pair: pair.loss, default=None)
 
 
 def _columns(

@@ -38,6 +38,32 @@ class ColumnFidelity:
 
 
 @dataclass(frozen=True, eq=False)
+class PairFidelity:
+    """Correlations of two columns: Pearson's, and Spearman's, which outliers do not change."""
+
+    names: tuple[str, str]  # of the columns
+    real: float  # Pearson's in the real rows
+    synthetic: float  # in the synthetic rows
+    parts: tuple[float, float]  # Pearson's in the two parts of the real rows, for the baseline
+    ranks: tuple[float, float]  # Spearman's in real and synthetic rows
+
+    @property
+    def similarity(self) -> float:
+        """`correlation_similarity` of synthetic and real rows."""
+        return 1 - abs(self.real - self.synthetic) / 2
+
+    @property
+    def baseline(self) -> float:
+        """The same of the two parts of the real rows."""
+        return 1 - abs(self.parts[0] - self.parts[1]) / 2
+
+    @property
+    def loss(self) -> float:
+        """Loss of similarity that both correlations show: one outlier can change Pearson's by any amount."""
+        return min(self.baseline - self.similarity, abs(self.ranks[0] - self.ranks[1]) / 2)
+
+
+@dataclass(frozen=True, eq=False)
 class RewardLevel:
     """One value of a reward that has few; shares are NaN without rows."""
 
@@ -68,6 +94,7 @@ class Fidelity:
     out_of_bounds_baseline: float | None = None  # the same of the real rows
     termination_rate_real: float | None = None  # share of terminated rows; None without a spec, like the other rates
     termination_rate_synthetic: float | None = None  # share of terminated rows among the synthetic ones
+    worst_pair: PairFidelity | None = None  # the pair of columns that loses most; None if all columns are constant
     reward_levels: tuple[RewardLevel, ...] = ()  # empty without a spec, or if the rewards have many values
     failures: tuple[str, ...] = ()  # what is wrong, worst first
 

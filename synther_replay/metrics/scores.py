@@ -72,6 +72,22 @@ class Correlations:
         """The same of the two parts of the real rows."""
         return _mean_of_pairs(_similarity(self.first, self.second))
 
+    def worst(self, count: int) -> list[tuple[int, int]]:
+        """The pairs of columns that lose most similarity against the baseline, at most `count`, worst first."""
+        loss = _similarity(self.first, self.second) - _similarity(self.real, self.synthetic)
+        loss = loss.masked_fill(loss.isnan() | torch.ones_like(loss).tril().bool(), -torch.inf).flatten()
+        found, places = loss.topk(min(count, len(loss)))
+        return [divmod(place, len(self.real)) for place in places[found > -torch.inf].tolist()]
+
+
+def rank_correlation(one: Tensor, two: Tensor) -> float:
+    """Spearman's correlation of two columns ``(n,)``, which outliers do not change; equal values share their rank."""
+    ranks = []
+    for column in (one, two):
+        _, place, counts = column.unique(return_inverse=True, return_counts=True)
+        ranks.append((counts.cumsum(0) - (counts - 1) / 2)[place])
+    return float(torch.corrcoef(torch.stack(ranks).double())[0, 1])
+
 
 def ks_complement(real: Rows, synthetic: Rows) -> Tensor:
     """Return one minus the exact two-sample Kolmogorov-Smirnov statistic of each column, float64, ``(dim,)``."""

@@ -27,6 +27,9 @@ class Thresholds:
             of `fast()`, which is good enough to learn from, loses 0.03; that of CTGAN loses 0.10.
         marginal: Loss of the mean marginal. `fast()` loses 0.01, CTGAN 0.06.
         correlation: Loss of the mean correlation. `fast()` loses 0.001, TVAE 0.03.
+        pair: Loss of the correlation of one pair of columns. The mean hardly falls where only the reward or a next
+            observation belongs to another row, of which nothing can be learnt. Two columns that were equal and are
+            independent lose 0.5.
         termination: Difference of the termination rates, relative to the real rate. Terminations end bootstrapping:
             an error in their rate is an error in every value.
         termination_by_reward: Difference of the shares of terminated rows among those with equal reward.
@@ -40,6 +43,7 @@ class Thresholds:
     column: float = 0.05
     marginal: float = 0.02
     correlation: float = 0.02
+    pair: float = 0.1
     termination: float = 0.1
     termination_by_reward: float = 0.02
     out_of_support: float = 0.001
@@ -173,7 +177,7 @@ def _of_termination(report: Fidelity, thresholds: Thresholds, noise: _Noise) -> 
 
 
 def overall_checks(report: Fidelity, thresholds: Thresholds) -> dict[str, Check]:
-    """Checks of all columns together: ``marginal``, ``correlation``, ``finite`` and, if measured, ``memorisation``."""
+    """Checks of all columns together, by name; those of a pair and of memorisation only if they were measured."""
     noise = _Noise(report.rows_real, report.rows_synthetic, thresholds.false_alarm)
     loss = report.marginal_baseline - report.marginal
     checks = {
@@ -187,6 +191,13 @@ def overall_checks(report: Fidelity, thresholds: Thresholds) -> dict[str, Check]
         _severity(loss, thresholds.correlation, noise.correlations(loss)),
         f"mean correlation {report.correlation:.3f}, real against real {report.correlation_baseline:.3f}",
     )
+    if (pair := report.worst_pair) is not None:
+        count = len(report.columns) * (len(report.columns) - 1) / 2
+        chance = _Noise(report.rows_real, report.rows_synthetic, thresholds.false_alarm / count)
+        checks["pair"] = Check(
+            _severity(pair.loss, thresholds.pair, chance.correlations(pair.loss)),
+            f"correlation of {' and '.join(pair.names)} {pair.synthetic:.2f}, in the real rows {pair.real:.2f}",
+        )
     real = report.rejected_real / (report.rows_real + report.rejected_real)
     synthetic = report.rejected_synthetic / (report.rows_synthetic + report.rejected_synthetic)
     checks["finite"] = Check(

@@ -10,10 +10,12 @@ from synther_replay.report.measures import Measures
 from synther_replay.report.text import cell, escaped, number, percent, table
 
 _REASONS = 5  # shown at once; the others unfold
+_MANY_COPIES = 0.1  # share of exact copies, beyond that among other real rows, to be remarked on
 _LARGE_ERROR = 0.01  # dynamics error, in shares of that of a constant guess, to be remarked on
 _OVERALL = {
     "marginal": "the mean of the marginals",
     "correlation": "the mean of the correlations",
+    "pair": "the correlation of a pair of columns",
     "finite": "rows that are not finite",
     "memorisation": "memorisation",
 }
@@ -36,13 +38,27 @@ def verdict_section(measures: Measures) -> str:
         words = f"Too far from the real rows, by more than chance explains: {', '.join(parts)}."
     return (
         f'<section class="verdict {kind}" id="verdict"><h2><span class="badge {kind}">{title}</span></h2>'
-        f"<p>{escaped(words)}</p>{_reasons(list(fidelity.failures))}{_remark(measures)}{_MEANING}</section>"
+        f"<p>{escaped(words)}</p>{_reasons(list(fidelity.failures))}{_remarks(measures)}{_MEANING}</section>"
         f"{_tiles(measures)}{_checks(measures, failed)}"
     )
 
 
-def _remark(measures: Measures) -> str:
-    """What the verdict, which knows no simulator, does not say."""
+def _remarks(measures: Measures) -> str:
+    """What the verdict, which knows neither a simulator nor, usually, held-out rows, does not say."""
+    return _remark_on_copies(measures) + _remark_on_dynamics(measures)
+
+
+def _remark_on_copies(measures: Measures) -> str:
+    closest = measures.nearest
+    if closest is None or not closest.copies - closest.copies_baseline > _MANY_COPIES:
+        return ""
+    return (
+        f"<p>Not part of the verdict: {percent(closest.copies)} of the synthetic rows equal a real row; of other real "
+        f"rows, {percent(closest.copies_baseline)} do.</p>"
+    )
+
+
+def _remark_on_dynamics(measures: Measures) -> str:
     if measures.dynamics is None:
         return ""
     relative = measures.dynamics.next_observation.synthetic["median"] / (
@@ -105,6 +121,10 @@ def _checks(measures: Measures, failed: list[ColumnFidelity]) -> str:
     result = f"{len(failed)} failed" if failed else _result(worst.severity, missed=missed)
     scores = _score(worst.marginal), _score(worst.marginal_baseline)
     lines.append([f"Every column; worst: {escaped(worst.name)}", *scores, allowed, result])
+    if (pair := fidelity.worst_pair) is not None:
+        title = f"Every pair of columns; worst: {escaped(' and '.join(pair.names))}"
+        result = _result(overall["pair"].severity, missed=pair.loss > limits.pair)
+        lines.append([title, _score(pair.similarity), _score(pair.baseline), f"at most {limits.pair:g} less", result])
     if fidelity.termination_rate_real is not None:
         rates = percent(fidelity.termination_rate_synthetic), percent(fidelity.termination_rate_real)
         allowed = (

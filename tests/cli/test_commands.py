@@ -12,6 +12,7 @@ import pytest
 import torch
 from small_data import SETTINGS, arrays
 
+import synther_replay
 from synther_replay import DiffusionGenerator
 from synther_replay.cli import options
 from synther_replay.cli.output import Output
@@ -119,6 +120,11 @@ def test_help_has_examples(arguments, synther):
     done = synther(*arguments, "--help")
     assert done.returncode == 0
     assert f"synther {' '.join(arguments)}".strip() in done.stdout.split("Examples:")[1]
+
+
+def test_the_version_needs_no_command(synther):
+    done = synther("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"synther {synther_replay.__version__}\n", "")
 
 
 def test_wrong_usage_has_exit_status_2(tmp_path, data, synther):

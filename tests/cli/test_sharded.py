@@ -255,6 +255,9 @@ def test_plain_folders_of_parquet_files_are_read(tmp_path):
         rows = {key: list(values) for key, values in arrays(50, seed=number).items()}
         parquet.write_table(arrow.table(rows), tmp_path / f"{number}.parquet")
     assert len(read(tmp_path)) == 100
+    (tmp_path / "2.parquet").touch()
+    with pytest.raises(ValueError, match=r"2\.parquet: .*0 bytes"):
+        read(tmp_path)
     parquet.write_table(arrow.table({"observations": [[0.0]]}), tmp_path / "2.parquet")
     with pytest.raises(ValueError, match=r"2\.parquet"):
         read(tmp_path)

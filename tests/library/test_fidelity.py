@@ -216,8 +216,49 @@ def test_mixed_up_rows_fail_by_their_correlation() -> None:
     order = torch.stack([torch.randperm(5_000, generator=torch.Generator().manual_seed(k)) for k in range(SPEC.dim)], 1)
     report = judged(real, Transitions(SPEC, synthetic.rows.gather(0, order)))
     assert all(column.passed for column in report.columns)
+    assert len(report.failures) == 2
+    assert all("correlation" in failure for failure in report.failures)
+
+
+@pytest.mark.parametrize("field", ["rewards", "next_observations"])
+def test_a_field_of_other_rows_fails_though_marginals_and_mean_correlation_pass(field: str) -> None:
+    """Most pairs of many columns do not depend on each other, so their mean hardly falls."""
+    spec = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (17,)), gym.spaces.Box(-1, 1, (6,)))
+
+    def consistent(seed: int) -> Transitions:
+        matrix = torch.randn(2_000, spec.dim, generator=torch.Generator().manual_seed(seed))
+        following = matrix[:, spec.observations] + 0.1 * matrix[:, spec.next_observations]
+        matrix[:, spec.next_observations] = following
+        matrix[:, spec.rewards] = following[:, :1]
+        matrix[:, spec.actions] = matrix[:, spec.actions].tanh()
+        matrix[:, spec.terminated] = 0.0
+        return Transitions(spec, matrix)
+
+    real, synthetic = consistent(0), consistent(1)
+    assert fidelity(real, synthetic).passed
+    mixed = synthetic.rows.clone()
+    mixed[:, getattr(spec, field)] = mixed[:, getattr(spec, field)].roll(1, 0)
+    report = judged(real, Transitions(spec, mixed))
+    assert report.correlation > report.correlation_baseline - 0.02
     assert len(report.failures) == 1
-    assert "correlation" in report.failures[0]
+    assert report.worst_pair is not None
+    assert report.worst_pair.real > 0.95 and abs(report.worst_pair.synthetic) < 0.1
+    assert " and ".join(report.worst_pair.names) in report.failures[0]
+
+
+def test_no_pair_fails_by_its_outliers() -> None:
+    """Pearson's correlation of a heavy-tailed column and its square can be anything; that of their ranks cannot."""
+    losses = []
+    for seed in range(10):
+        samples = []
+        for part in range(2):
+            x = np.random.default_rng([seed, part]).standard_t(3, 2_000)
+            samples.append(torch.tensor(np.stack([x, x + 0.3 * x**2, np.maximum(x, 0) ** 1.5], 1)))
+        report = fidelity(*samples, warn=False)
+        assert not any(failure.startswith("correlation of") for failure in report.failures)
+        assert report.worst_pair is not None
+        losses.append(report.worst_pair.baseline - report.worst_pair.similarity)
+    assert max(losses) > Thresholds().pair
 
 
 def test_copies_fail_by_their_memorisation() -> None:

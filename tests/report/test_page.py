@@ -36,6 +36,15 @@ def test_the_verdict_comes_first_with_its_reasons(rows) -> None:
     assert "Passed" in text_of(good.html)
 
 
+def test_copies_are_remarked_on_without_held_out_rows(rows) -> None:
+    real = rows(500, 0)
+    remark = "of the synthetic rows equal a real row"
+    copies = text_of(report(real, real).html)
+    assert remark in copies[: copies.index('id="columns"')]
+    fresh = text_of(report(real, rows(500, 1)).html)
+    assert "Not part of the verdict" not in fresh
+
+
 def test_columns_are_listed_worst_first_and_all_can_be_chosen(rows) -> None:
     page = report(rows(500, 0), rows(500, 1, shift=3), names=["speed", "b", "c", "d"]).html
     options = re.findall(r'<option value="(\d+)">(.*?)</option>', page)
