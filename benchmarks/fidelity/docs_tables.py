@@ -125,7 +125,7 @@ def _consistency(folder: Path) -> str:
     for path in sorted(folder.glob("*.json")):
         for name, entry in _sources(path).items():
             if "dynamics" in entry and name.startswith("synther"):
-                setting = entry["config"]["consistent"]
+                setting = entry["settings"]["consistent"]
                 errors = (entry["dynamics"][key]["median"] for key in ("next_observation_mse", "reward_mse"))
                 rows.append([path.stem, setting, *map(_error, errors), *_scores(entry), _seconds(entry, "fit")])
     head = ("marginal", "worst column", "correlation", "fit, s")
