@@ -30,6 +30,7 @@ DEFAULTS_OF_OLD_FILES = {
     "exact": False,
     "direct_rows": True,
     "find_limits": False,
+    "consistent": False,
 }
 FAMILIES = ("locomotion", "mazes", "ant mazes")
 MIXED = "mixed"  # half real, half synthetic rows; run on few data sets and compared on those only
