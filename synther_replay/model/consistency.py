@@ -12,7 +12,6 @@ Everything is in codes, see `data.codec`. Columns with levels, atoms or limits s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,20 +21,14 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.mlp import Shape
-from synther_replay.common.regression import Regression, in_blocks, initial_weights
+from synther_replay.common.regression import Regression
 from synther_replay.common.seeding import generator_for
-from synther_replay.common.stacks import take_rows
 from synther_replay.data.codec import TransitionCodec
-from synther_replay.diffusion.stopping import BestModels
-from synther_replay.errors import CheckpointError, DivergedError
+from synther_replay.errors import CheckpointError
+from synther_replay.model.predicting import RealRows, fit_regression, new_regression
 
 _WIDEST = 256  # units of the hidden layers, at most
-_BATCH = 256
-_RATE, _REFIT_RATE = 5e-3, 3e-3  # initial learning rate; cosine annealing to zero
-_EVALUATIONS = 8  # of the held-out loss per fit; the weights with the lowest are kept
-_HELD_OUT, _MOST_HELD_OUT = 10, 4_096  # one row in this many if the fit itself holds out none; at most so many
-_SAMPLE = 4_096  # rows that the scale of the targets is measured on
-_LARGEST = 10.0  # codes are clipped: one outlier must not carry the whole gradient
+_LARGEST = 10.0  # inputs are clipped: one outlier must not carry the prediction away
 _ROWS_AT_ONCE = 16_384  # over all models; bounds the memory of the activations
 
 
@@ -127,12 +120,12 @@ class Consistency:
         if not len(columns.now) and not len(columns.reward):
             return None
         rng = generator_for(codes.device, seed)
-        rows = _Rows.of(codes, held_out, rng)
+        rows = RealRows.of(codes, held_out, rng)
         starts = (None, None) if previous is None else previous.weights
         make = regression or partial(new_regression, stack=len(codes), device=codes.device)
         with torch.autocast(codes.device.type, enabled=False):
             dynamics, rewards = (
-                _trained(rows, examples, shape, start, steps, rng, make)
+                fit_regression(rows, examples, shape, start, steps, rng, make)
                 for examples, shape, start in zip(
                     (columns.changes, columns.rewards), columns.shapes(width), starts, strict=True
                 )
@@ -202,90 +195,6 @@ class Consistency:
         deviation = rewards * (codes[..., columns.reward] - reward)
         codes[..., columns.following] = following.lerp(codes[..., columns.following], values)
         codes[..., columns.reward] = self._predicted(codes)[1] + deviation  # that of the next observation of now
-
-
-def new_regression(shape: Shape, *, stack: int, device: torch.device) -> Regression:
-    """What trains M regressions of a shape."""
-    return Regression.of(shape, torch.zeros(stack, shape.parameters, device=device), batch_size=_BATCH)
-
-
-class _Rows(NamedTuple):
-    """Codes of real rows, some of them held out."""
-
-    codes: Tensor  # (M, n, ...)
-    order: Tensor | None  # row numbers (n,), held-out ones last; None: as they are
-    held: int  # number of held-out rows
-
-    @classmethod
-    def of(cls, codes: Tensor, held_out: int, rng: torch.Generator) -> _Rows:
-        """Hold out the last rows, or random ones if there are none."""
-        count = codes.shape[1]
-        if held_out:
-            return cls(codes, None, held_out)
-        return cls(codes, torch.randperm(count, device=codes.device, generator=rng), max(1, count // _HELD_OUT))
-
-    @property
-    def trained(self) -> int:
-        """Number of the other rows."""
-        return self.codes.shape[1] - self.held
-
-    def take(self, numbers: Tensor) -> Tensor:
-        """Codes of the rows with the given numbers, ``(M, k)`` out of ``0 .. trained - 1``."""
-        return take_rows(self.codes, numbers if self.order is None else self.order[numbers])
-
-    def held_out(self) -> Tensor:
-        """Codes of held-out rows."""
-        last = torch.arange(self.codes.shape[1] - min(self.held, _MOST_HELD_OUT), self.codes.shape[1])
-        return self.take(last.to(self.codes.device).expand(len(self.codes), -1))
-
-
-def _trained(
-    rows: _Rows,
-    examples: Callable[[Tensor], tuple[Tensor, Tensor]],
-    shape: Shape,
-    previous: Tensor | None,
-    steps: int,
-    rng: torch.Generator,
-    regression: Callable[[Shape], Regression],
-) -> Tensor:
-    """Weights ``(M, P)`` of a regression; those of the `previous` one are the start if they have the same shape."""
-    codes = rows.codes
-    if not shape.outputs:
-        return codes.new_zeros(len(codes), shape.parameters)
-    some = torch.randint(rows.trained, (len(codes), _SAMPLE), generator=rng, device=codes.device)
-    scale, mean = torch.std_mean(examples(rows.take(some))[1], dim=1, keepdim=True)
-    scale = scale.clamp(min=1e-6)
-
-    def standardised(part: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, targets = examples(part)
-        return inputs, ((targets - mean) / scale).clamp(-_LARGEST, _LARGEST)
-
-    warm = previous is not None and previous.shape == (len(codes), shape.parameters)
-    if previous is not None and warm:
-        weights = previous.clone()
-        *_, last, bias = shape.layers(weights)
-        last /= scale
-        bias.sub_(mean).div_(scale)
-    else:
-        weights = initial_weights(shape, len(codes), generator_for("cpu", rng.initial_seed())).to(codes.device)
-    model = regression(shape)
-    model.restart(weights)
-    best = BestModels({"weights": model.weights}, patience=None)
-    inputs, targets = standardised(rows.held_out())
-    count = in_blocks(steps)
-    progress = torch.arange(count, dtype=torch.float64, device=codes.device) / count
-    rates = (_REFIT_RATE if warm else _RATE) * 0.5 * (1 + (progress * math.pi).cos())
-    for part in rates.split(in_blocks(count // _EVALUATIONS) or count):
-        model.train(lambda numbers: torch.cat(standardised(rows.take(numbers)), dim=-1), rows.trained, part, rng)
-        best.measure((shape.predict(model.weights, inputs) - targets).square().mean((1, 2)))
-    best.restore()
-    weights = model.weights.clone()
-    *_, last, bias = shape.layers(weights)
-    last *= scale
-    bias.mul_(scale).add_(mean)
-    if not bool(weights.isfinite().all()):
-        raise DivergedError("fit: the regressions of `consistent` diverged (non-finite weights); check the data")
-    return weights
 
 
 def _deviating(columns: Columns) -> int:

@@ -24,8 +24,9 @@ from synther_replay.diffusion.network import NetworkShape
 from synther_replay.diffusion.stack_sampler import StackSampler
 from synther_replay.diffusion.trainer import StackTrainer, TrainingPlan, TrainingResult
 from synther_replay.diffusion.workers import Workers
-from synther_replay.model.consistency import Consistency, new_regression
+from synther_replay.model.consistency import Consistency
 from synther_replay.model.fitted import Draws, FittedModel
+from synther_replay.model.predicting import new_regression
 
 # State of the training of M models: weights, moments, averages and counters. Its tensors are never changed.
 Training = dict[str, Any]
