@@ -45,7 +45,7 @@ _HELD_OUT = 10  # one row in this many is held out
 _EVALUATED = 4_096  # held-out rows per evaluation and model, over all outcomes
 _HARD_SHARE = 0.1  # of all rows, at most half
 _NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers take a CPU twenty times as long
-_CHUNK = 16_384  # rows classified at once, over all models: some 30 MB of activations
+_CHUNK = {"cpu": 4_096, "gpu": 16_384}  # rows classified at once, over all models: some 8 and 30 MB of activations
 _MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
 _MOST_OUTCOMES = 2 * MAX_LEVELS
 
@@ -178,7 +178,7 @@ class OutcomeModel(NamedTuple):
             match_shares: False for rows that are meant to be distributed otherwise, because they have conditions.
         """
         rng = generator_for(rows.device, seed)
-        drawn = [self._draw(features(block), rng) for block in rows.split(max(1, _CHUNK // len(rows)), dim=1)]
+        drawn = [self._draw(features(block), rng) for block in rows.split(_rows_at_once(rows), dim=1)]
         number = torch.cat(drawn, dim=1)
         for model, own in enumerate(number if match_shares else ()):
             replaced, source = _to_match(own, self.shares[model], rng)
@@ -248,7 +248,7 @@ class OutcomeModel(NamedTuple):
 
     def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""
-        size = max(1, _CHUNK // len(number))
+        size = _rows_at_once(number)
         found = []
         for part, own in zip(inputs.split(size), number.split(size, dim=1), strict=True):
             log_p = self.logits(part).log_softmax(-1)
@@ -343,6 +343,11 @@ def _initial(inputs: int, outcomes: Outcomes, rng: torch.Generator) -> Tensor:
     for weight in Shape(inputs, _WIDTH, count).layers(flat)[::2]:
         weight.normal_(0, _INITIAL_SCALE / math.sqrt(max(1, weight.shape[1])), generator=rng)
     return flat
+
+
+def _rows_at_once(rows: Tensor) -> int:
+    """How many rows ``(M, n, ...)`` of each model are classified at once."""
+    return max(1, _CHUNK["cpu" if rows.device.type == "cpu" else "gpu"] // len(rows))
 
 
 def _layers(flat: Tensor, outcomes: int) -> Layers:

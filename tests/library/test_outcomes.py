@@ -259,7 +259,7 @@ def test_only_reward_and_termination_are_set_and_replaced_rows_are_whole_copies(
 
 def test_rows_are_classified_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fit(inputs_of(400, stack=2), by_chance(0.3, 400, stack=2))
-    monkeypatch.setattr(outcomes_module, "_CHUNK", 64)
+    monkeypatch.setitem(outcomes_module._CHUNK, "cpu", 64)
     seen: list[int] = []
     rows = torch.cat((torch.zeros(2, 100, 2), inputs_of(100, stack=2)), dim=-1)
     model.assign(rows, lambda block: (seen.append(block.shape[1]), block[..., 2:])[1], (0, 1), 0)
@@ -271,7 +271,7 @@ def test_a_fit_computes_the_inputs_of_some_rows_at_a_time(monkeypatch: pytest.Mo
     """Regression: a fit held a second matrix of all rows, as large as the first."""
     codes, asked = inputs_of(20_000), []
     found, number = Outcomes.of(torch.zeros(1, 20_000), too_low(codes), None)
-    monkeypatch.setattr(outcomes_module, "_CHUNK", 1_000)
+    monkeypatch.setitem(outcomes_module._CHUNK, "cpu", 1_000)
     monkeypatch.setattr(outcomes_module, "_BATCH", 8)
     monkeypatch.setattr(outcomes_module, "_EVALUATED", 500)
 
