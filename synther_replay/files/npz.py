@@ -9,7 +9,7 @@ import json
 import math
 import zipfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,13 +87,26 @@ def write(path: Path, count: int, blocks: Blocks, about: Mapping[str, Any]) -> N
         return map(to_arrays, blocks())
 
     keys = list(to_arrays(next(iter(blocks()))))
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
+    with replacing(path) as temporary, _new_archive(temporary) as archive:
         text = json.dumps(dict(about)).encode()
         if len(text) > _MOST_COMMENT:
             text = json.dumps({key: value for key, value in about.items() if key != SPEC}).encode()
         archive.comment = text
         for key in keys:
             _write_array(archive, key, count, (block[key] for block in named()))
+
+
+@contextmanager
+def _new_archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A new archive. After an error it is dropped: to close it would raise another one if an array is half written."""
+    with open(path, "wb") as file:
+        archive = zipfile.ZipFile(file, "w", allowZip64=True)
+        try:
+            yield archive
+            archive.close()
+        except BaseException:
+            archive.fp = None
+            raise
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, count: int, blocks: Iterator[np.ndarray]) -> None:

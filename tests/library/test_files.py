@@ -477,3 +477,23 @@ def test_a_full_disk_is_an_error_that_names_the_spool(tmp_path, full_disk):
         spool.append(rows(VECTORS, 25))
     full_disk(full=False)
     assert Spool(tmp_path / "spool", VECTORS, 25).rows in (0, 25)
+
+
+def test_an_interrupt_between_opening_and_writing_an_array_stays_an_interrupt(tmp_path, monkeypatch):
+    """Regression: the archive could not be closed then, and a ValueError took the place of the interrupt."""
+    path, begun = tmp_path / "rows.npz", []
+
+    class Interrupted(zipfile._ZipWriteFile):
+        def __init__(self, *args: object) -> None:
+            begun.append(args)
+            if len(begun) > 1:
+                raise KeyboardInterrupt
+            super().__init__(*args)
+
+    write(path, rows(VECTORS, 20))
+    before = path.read_bytes()
+    monkeypatch.setattr(zipfile, "_ZipWriteFile", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, rows(VECTORS, 20, seed=1))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
