@@ -1,7 +1,7 @@
 """Continuous control tasks by name, from DeepMind Control, Gymnasium and D4RL, behind one interface.
 
 Observations are flat float32 vectors and actions lie in [-1, 1]. An episode depends on its seed and its actions only,
-so a run can be resumed by repeating actions.
+so a run can be resumed by repeating actions. A name with the suffix ``-repeat2`` takes every action for two steps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,7 @@ from synther_replay.common.seeding import derive_seed
 os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered, and a server has no display
 
 _MAZE = "maze2d-"
+_REPEATED = re.compile(r"(.+)-repeat([1-9]\d*)")
 # Target entropies of MBPO, as in the REDQ code base; for any other task, minus the number of action dimensions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
@@ -78,11 +80,15 @@ class Environment(Protocol):
 
 def suite_of(name: str) -> str:
     """Suite of a task: "gym" if it is registered in Gymnasium or a maze of D4RL, else "dmc"."""
+    if repeated := _REPEATED.fullmatch(name):
+        name = repeated[1]
     return "gym" if name in gym.registry or name.startswith(_MAZE) else "dmc"
 
 
 def make_environment(name: str) -> Environment:
     """Build a task of DeepMind Control (``domain-task``), Gymnasium or D4RL (``maze2d-size``) by its name."""
+    if repeated := _REPEATED.fullmatch(name):
+        return Repeated(make_environment(repeated[1]), int(repeated[2]))
     if name in gym.registry:
         return _Gymnasium(name, lambda: gym.make(name))
     if name.startswith(_MAZE):
@@ -108,6 +114,34 @@ def _maze(size: str) -> gym.Env[Any, Any]:
     from synther_replay.benchmarks.environments.maze2d import Maze2d  # lazy: needs MuJoCo
 
     return Maze2d(size)
+
+
+class Repeated:
+    """An environment in which every action is taken several times; the rewards are summed.
+
+    Args:
+        environment: The environment of single steps.
+        times: Steps per action. An episode that ends earlier ends.
+    """
+
+    def __init__(self, environment: Environment, times: int) -> None:
+        """Keep both."""
+        self.observation_dim, self.action_dim = environment.observation_dim, environment.action_dim
+        self._environment, self._times = environment, times
+
+    def reset(self, seed: int) -> np.ndarray:
+        """See `Environment`."""
+        return self._environment.reset(seed)
+
+    def step(self, action: np.ndarray) -> Step:
+        """See `Environment`."""
+        total = 0.0
+        for _ in range(self._times):
+            step = self._environment.step(action)
+            total += step.reward
+            if step.terminated or step.truncated:
+                break
+        return step._replace(reward=total)
 
 
 class _Gymnasium:
@@ -140,6 +174,7 @@ class _Gymnasium:
 class _ControlSuite:
     def __init__(self, name: str, env: Any, physics_error: type[Exception]) -> None:
         self._env, self._physics_error = env, physics_error
+        self.physics = env.physics  # for rendering
         if not np.isfinite(env._step_limit):
             raise ValueError(f"env: {name} has no time limit, so its evaluation might never finish")
         actions = env.action_spec()
