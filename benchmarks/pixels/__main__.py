@@ -68,7 +68,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dataset", required=True, help="task and level, for example walker-walk-medium")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of all files (%(default)s)")
     recording = parser.add_argument_group("record")
-    recording.add_argument("--episodes", type=int, default=200, help="episodes of 501 frames (200)")
+    recording.add_argument("--episodes", type=int, default=200, help="number of episodes (200)")
+    recording.add_argument("--steps", type=int, default=500, help="actions of an episode, at most (500)")
     recording.add_argument("--policies", type=Path, default=FOLDER, help="folder of the behaviour policies")
     recording.add_argument("--render", action="append", default=[], metavar="NAME=VALUE", help="see RenderSettings")
     recording.add_argument("--codec", action="append", default=[], metavar="NAME=VALUE", help="see CodecSettings")
@@ -110,7 +111,7 @@ def record_settings(args: argparse.Namespace) -> RecordSettings:
     task, _, level = args.dataset.rpartition("-")
     render = RenderSettings(**dict(setting(text, "--render") for text in args.render))
     codec = CodecSettings(**dict(setting(text, "--codec") for text in args.codec))
-    return RecordSettings(task, level, args.episodes, render=render, codec=codec)
+    return RecordSettings(task, level, args.episodes, args.steps, render=render, codec=codec)
 
 
 def learner_settings(args: argparse.Namespace, algo: str, seed: int, updates: int) -> LearnerSettings:

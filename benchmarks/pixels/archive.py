@@ -124,6 +124,5 @@ class Archive:
         sizes = {name: len(getattr(self, name)) for name in _ROWS}
         whole = len(self.frames) == self.frame_bytes.sum() and len(self.frame_bytes) == len(self.lengths) > 0
         if not whole or set(sizes.values()) != {len(self)} or (self.lengths < 2).any():
-            raise ValueError(
-                f"{path}: arrays of unequal length: {sizes}, {len(self)} frames in {len(self.lengths)} episodes"
-            )
+            frames = f"{len(self)} frames in {len(self.lengths)} episodes"
+            raise ValueError(f"{path}: arrays do not fit together: {frames}, rows {sizes}")

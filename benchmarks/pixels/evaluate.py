@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -43,12 +44,13 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
     """
     about = Archive.read(places.archive).about
     recorded, path = about["settings"], places.evaluated
-    settings = {"episodes": episodes, "render": recorded["render"], "action_repeat": about["action_repeat"]}
-    found = _earlier(path, settings)
+    settings = {"episodes": episodes, "action_repeat": about["action_repeat"]}
+    settings |= {name: recorded[name] for name in ("steps", "render")}
+    found, encoder = _earlier(path, settings), places.policy("encoder")
     missing = {}
     for name in POLICIES:
         file = places.policy(name)
-        if file.exists() and found.get(name, {}).get("sha256") != _digest(file):
+        if file.exists() and found.get(name, {}).get("sha256") != _digests(encoder, file):
             missing[name] = file
     if not missing:
         if not found:
@@ -61,34 +63,38 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
     result: dict[str, Any] = {}
     with WorkerPool(workers) as pool:
         seeds = [derive_seed(agent_seed(places.seed), _STREAM, number) % 2**31 for number in range(episodes)]
-        common = (recorded["task"], render, places.policy("encoder"))
+        task = (recorded["task"], render, recorded["steps"])
         hidden = read_result(places.trained)["settings"]["hidden"]
         pending = {
-            name: [pool.submit(run_episode, *common, file, hidden, seed) for seed in seeds]
+            name: [pool.submit(run_episode, *task, seed, encoder, file, hidden) for seed in seeds]
             for name, file in missing.items()
         }
         for name, futures in pending.items():
-            returns = [round(future.result(), 2) for future in futures]
-            found[name] = {"sha256": _digest(missing[name]), "returns": returns}
+            returns = [future.result() for future in futures]
+            kept = [round(value, 2) if math.isfinite(value) else None for value in returns]
+            found[name] = {"sha256": _digests(encoder, missing[name]), "returns": kept}
             result = _result(places, settings, about, found)
             write_json(path, result)
             report(f"{path}: {name}: return {sum(returns) / episodes:.1f} in {episodes} episodes")
     return result
 
 
-def run_episode(task: str, render: RenderSettings, encoder: Path, head: Path, hidden: int, seed: int) -> float:
+def run_episode(
+    task: str, render: RenderSettings, steps: int, seed: int, encoder: Path, head: Path, hidden: int
+) -> float:
     """Return of one episode of the deterministic policy; NaN if the simulation diverges."""
     torch.set_num_threads(1)  # one process per core
     environment = _task(task, render)
     agent = _agent(environment.action_dim, hidden, encoder, head)
     environment.reset(seed)
-    stack, total, over = LiveStack(environment.frame()), 0.0, False
-    while not over:
+    stack, total = LiveStack(environment.frame()), 0.0
+    for _ in range(steps):
         with torch.inference_mode():
             action = agent.actions(agent.encode(stack.image()))[0].numpy()
         _, reward, terminated, truncated = environment.step(action)
         total += reward
-        over = terminated or truncated or reward != reward
+        if terminated or truncated or math.isnan(reward):
+            break
         stack.add(environment.frame())
     return total
 
@@ -132,5 +138,6 @@ def _result(places: Places, settings: dict[str, Any], about: dict[str, Any], fou
     }
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digests(*paths: Path) -> str:
+    """Digest of several files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -66,7 +66,7 @@ def record(
         }
         _wait(episodes, report)
     spent = time.perf_counter() - started
-    archive = _joined(parts, wanted, spent, frames_now=501 * len(missing))
+    archive = _joined(parts, wanted, spent, len(missing))
     archive.write(path)
     shutil.rmtree(folder)
     report(summary(path, archive))
@@ -118,14 +118,16 @@ def _wait(episodes: dict[Future[None], int], report: Callable[[str], None]) -> N
             report(f"{done} of {len(episodes)} episodes, about {left:.0f} s left")
 
 
-def _joined(parts: list[Path], wanted: dict[str, Any], spent: float, frames_now: int) -> Archive:
+def _joined(parts: list[Path], wanted: dict[str, Any], spent: float, recorded: int) -> Archive:
+    """All episodes; `recorded` of them were recorded in this call, in `spent` seconds."""
     episodes = [Archive.read(part) for part in parts]
     noise = [episode.about["signal_to_noise"] for episode in episodes]
+    frames = sum(len(episode) for episode in episodes) * recorded / len(episodes)
     about = {
         **wanted,
         "action_repeat": ACTION_REPEAT,
         "signal_to_noise": float(np.mean(noise)),
-        "frames_per_second": frames_now / spent,  # of all processes, in this call
+        "frames_per_second": frames / spent,  # of all processes
         **origin(torch.device("cpu")),
     }
     return Archive.joined(episodes, about)
@@ -148,10 +150,10 @@ def _record_episode(path: Path, settings: RecordSettings, policy: Policy, snapsh
         state, reward, terminated, truncated = task.step(action)
         if not np.isfinite(reward):
             raise ValueError(f"{snapshot.file}: the simulation diverged in episode {number}")
-        over = terminated or truncated
         frames.append(task.frame())
         actions.append(action)
         rewards.append(reward)
+        over = terminated or truncated or len(actions) == settings.steps
     images = np.array(frames)
     content = encode(images, settings.codec)
     about = {"policy": snapshot.file, "signal_to_noise": signal_to_noise(images, decode(content))}

@@ -42,7 +42,8 @@ class RecordSettings(JsonSettings):
         task: Task of DeepMind Control.
         level: "medium" or "expert": episodes of that policy. "mixed": of the snapshots up to the medium policy in turn,
             as V-D4RL's medium-replay.
-        episodes: Number of episodes, of 501 frames each.
+        episodes: Number of episodes.
+        steps: Actions of an episode, at most; the tasks end after 500.
         seed: Seed of the episodes.
         render: Quality of the frames.
         codec: Compression of the frames.
@@ -51,6 +52,7 @@ class RecordSettings(JsonSettings):
     task: str
     level: str
     episodes: int = 200
+    steps: int = 500
     seed: int = 0
     render: RenderSettings = field(default_factory=RenderSettings)
     codec: CodecSettings = field(default_factory=CodecSettings)
@@ -59,6 +61,7 @@ class RecordSettings(JsonSettings):
         """Validate all values."""
         _check_choice("level", self.level, LEVELS)
         whole_number("episodes", self.episodes)
+        whole_number("steps", self.steps)
         whole_number("seed", self.seed, least=0)
 
     @property

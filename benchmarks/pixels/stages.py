@@ -48,9 +48,10 @@ class Run:
 
     def train(self, limits: Limits) -> bool:
         """Train an agent of images; returns whether it is finished."""
-        path, rows = self.places.trained, self.data.rows
+        path = self.places.trained
         if is_done(path, self.learner):
             return True
+        rows = self.data.rows
         learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, self.learner, sees="images")
         training, agent = Training(path, self.learner, learner), learner.agent
         if not training.run(limits):
