@@ -27,6 +27,7 @@ from synther_replay.benchmarks.offline import docs_tables as offline_tables
 from synther_replay.benchmarks.offline import figures as offline_figures
 from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
+from synther_replay.benchmarks.pixels import docs_tables as pixel_tables
 from synther_replay.benchmarks.speed import docs_tables as speed_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +42,7 @@ def docs_tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     found: dict[str, str] = {}
-    for part in (online_tables, offline_tables, fidelity_tables, speed_tables):
+    for part in (online_tables, offline_tables, pixel_tables, fidelity_tables, speed_tables):
         found |= part.tables(results)
     return found
 

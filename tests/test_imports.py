@@ -29,7 +29,7 @@ BENCHMARKS = [
     ("environments",),
     ("agents",),
     ("data",),
-    ("online", "offline"),
+    ("online", "offline", "pixels"),
     ("peers",),
     ("fidelity", "speed"),
     ("scripts",),

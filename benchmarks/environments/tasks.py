@@ -1,7 +1,7 @@
 """Continuous control tasks by name, from DeepMind Control, Gymnasium and D4RL, behind one interface.
 
 Observations are flat float32 vectors and actions lie in [-1, 1]. An episode depends on its seed and its actions only,
-so a run can be resumed by repeating actions.
+so a run can be resumed by repeating actions. A name with the suffix ``-repeat2`` takes every action for two steps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +22,7 @@ from synther_replay.common.seeding import derive_seed
 
 os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered, and a server has no display
 
+_REPEATED = re.compile(r"(.+)-repeat([1-9]\d*)")
 # Target entropies of MBPO, as in the REDQ code base; for any other task, minus the number of action dimensions.
 _MBPO_TARGET_ENTROPY = {"Hopper": -1.0, "HalfCheetah": -3.0, "Walker2d": -3.0, "Ant": -4.0, "Humanoid": -2.0}
 
@@ -77,6 +79,8 @@ class Environment(Protocol):
 
 def suite_of(name: str) -> str:
     """Suite of a task: "gym" if it is registered in Gymnasium or one of our own, else "dmc"."""
+    if repeated := _REPEATED.fullmatch(name):
+        name = repeated[1]
     return "gym" if name in gym.registry or _own(name) else "dmc"
 
 
@@ -84,8 +88,11 @@ def make_environment(name: str) -> Environment:
     """Build a task by its name.
 
     Tasks are those of DeepMind Control (``domain-task``) and Gymnasium, D4RL's mazes (``maze2d-size``,
-    ``antmaze-size``), and ``ant-goal``, which trains the ant for its mazes.
+    ``antmaze-size``), and ``ant-goal``, which trains the ant for its mazes. With ``-repeatN`` behind the name, every
+    action is taken N times.
     """
+    if repeated := _REPEATED.fullmatch(name):
+        return Repeated(make_environment(repeated[1]), int(repeated[2]))
     if name in gym.registry:
         return _Gymnasium(name, lambda: gym.make(name))
     if own := _own(name):
@@ -137,6 +144,34 @@ def _ant_goal() -> gym.Env[Any, Any]:
 _OWN_MAZES: dict[str, Callable[[str], gym.Env[Any, Any]]] = {"maze2d": _maze, "antmaze": _ant_maze}
 
 
+class Repeated:
+    """An environment in which every action is taken several times; the rewards are summed.
+
+    Args:
+        environment: The environment of single steps.
+        times: Steps per action. An episode that ends earlier ends.
+    """
+
+    def __init__(self, environment: Environment, times: int) -> None:
+        """Keep both."""
+        self.observation_dim, self.action_dim = environment.observation_dim, environment.action_dim
+        self._environment, self._times = environment, times
+
+    def reset(self, seed: int) -> np.ndarray:
+        """See `Environment`."""
+        return self._environment.reset(seed)
+
+    def step(self, action: np.ndarray) -> Step:
+        """See `Environment`."""
+        total = 0.0
+        for _ in range(self._times):
+            step = self._environment.step(action)
+            total += step.reward
+            if step.terminated or step.truncated:
+                break
+        return step._replace(reward=total)
+
+
 class _Gymnasium:
     def __init__(self, name: str, make: Callable[[], gym.Env[Any, Any]]) -> None:
         try:
@@ -173,6 +208,11 @@ class _ControlSuite:
         self._low, self._high = actions.minimum, actions.maximum
         self.action_dim = int(np.prod(actions.shape))
         self.observation_dim = sum(int(np.prod(spec.shape)) for spec in env.observation_spec().values())
+
+    @property
+    def physics(self) -> Any:
+        """What renders the state."""
+        return self._env.physics
 
     def reset(self, seed: int) -> np.ndarray:
         # A task uses this random state only, and only at the start of an episode.
