@@ -19,7 +19,7 @@ from synther_replay.benchmarks.environments.tasks import agent_seed
 from synther_replay.benchmarks.pixels.archive import Archive
 from synther_replay.benchmarks.pixels.frames import LiveStack
 from synther_replay.benchmarks.pixels.networks import Agent
-from synther_replay.benchmarks.pixels.rendering import PixelTask, RenderSettings, missing_renderer
+from synther_replay.benchmarks.pixels.rendering import RenderSettings, choose_renderer, pixel_task
 from synther_replay.benchmarks.pixels.settings import Places
 from synther_replay.benchmarks.pixels.training import load_weights
 from synther_replay.common.seeding import derive_seed
@@ -57,8 +57,7 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
             raise ValueError(f"{places.folder}: no policy; run the stage train first")
         report(f"{path}: already exists")
         return read_result(path)
-    if reason := missing_renderer():
-        raise ValueError(reason)
+    choose_renderer()
     render = RenderSettings(**recorded["render"])
     result: dict[str, Any] = {}
     with WorkerPool(workers) as pool:
@@ -84,7 +83,7 @@ def run_episode(
 ) -> float:
     """Return of one episode of the deterministic policy; NaN if the simulation diverges."""
     torch.set_num_threads(1)  # one process per core
-    environment = _task(task, render)
+    environment = pixel_task(task, render)
     agent = _agent(environment.action_dim, hidden, encoder, head)
     environment.reset(seed)
     stack, total = LiveStack(environment.frame()), 0.0
@@ -97,11 +96,6 @@ def run_episode(
             break
         stack.add(environment.frame())
     return total
-
-
-@cache
-def _task(name: str, render: RenderSettings) -> PixelTask:
-    return PixelTask(name, render)
 
 
 @cache

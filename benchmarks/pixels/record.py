@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from synther_replay.benchmarks.common.resumable import differences, read_result
 from synther_replay.benchmarks.data.behaviour import Behaviour, Snapshot
 from synther_replay.benchmarks.pixels.archive import Archive
 from synther_replay.benchmarks.pixels.codec import decode, encode, signal_to_noise
-from synther_replay.benchmarks.pixels.rendering import ACTION_REPEAT, PixelTask, RenderSettings, missing_renderer
+from synther_replay.benchmarks.pixels.rendering import ACTION_REPEAT, choose_renderer, pixel_task
 from synther_replay.benchmarks.pixels.settings import RecordSettings, archive_path
 from synther_replay.common.seeding import derive_seed
 
@@ -52,8 +51,7 @@ def record(
         _check_same(path, Archive.read(path).about, wanted)
         report(f"{path}: already exists")
         return path
-    if reason := missing_renderer():
-        raise ValueError(reason)
+    choose_renderer()
     folder = path.with_suffix(".parts")
     _begin(folder, wanted)
     started = time.perf_counter()
@@ -133,15 +131,9 @@ def _joined(parts: list[Path], wanted: dict[str, Any], spent: float, recorded: i
     return Archive.joined(episodes, about)
 
 
-@cache
-def _task(name: str, render: RenderSettings) -> PixelTask:
-    """The task of this process, built once."""
-    return PixelTask(name, render)
-
-
 def _record_episode(path: Path, settings: RecordSettings, policy: Policy, snapshot: Snapshot, number: int) -> None:
     """Record one episode with sampled actions; it depends on its arguments only."""
-    task, seed = _task(settings.task, settings.render), derive_seed(settings.seed, number)
+    task, seed = pixel_task(settings.task, settings.render), derive_seed(settings.seed, number)
     rng = np.random.default_rng(derive_seed(seed, 1))
     state, over, terminated = task.reset(derive_seed(seed, 0) % 2**31), False, False
     frames, actions, rewards = [task.frame()], [], []

@@ -1,14 +1,16 @@
 """Tasks of DeepMind Control with frames of 84 x 84, rendered by software, and action repeat 2.
 
-Rendering needs OSMesa (Debian: ``libosmesa6``) and ``MUJOCO_GL=osmesa`` in the environment before dm_control is
-imported; the command line sets it.
+Rendering needs OSMesa (Debian: ``libosmesa6``). It is done in worker processes only, because dm_control chooses its
+renderer when it is imported.
 """
 
 from __future__ import annotations
 
 import ctypes.util
+import importlib.util
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,16 +44,24 @@ class RenderSettings:
 
 
 def missing_renderer() -> str | None:
-    """Why nothing can be rendered in this process; None if it can."""
-    if os.environ.get("MUJOCO_GL") != "osmesa":
-        return f"MUJOCO_GL: expected 'osmesa', got {os.environ.get('MUJOCO_GL')!r}"
+    """Why nothing can be rendered on this machine; None if it can."""
     if ctypes.util.find_library("OSMesa") is None:
         return "OSMesa is not installed (Debian: apt-get install libosmesa6)"
-    try:
-        import OpenGL  # noqa: F401  # dm_control needs it for OSMesa
-    except ImportError as error:
-        return f"PyOpenGL is not installed ({error})"
+    for package in ("OpenGL", "dm_control"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed"
     return None
+
+
+def choose_renderer() -> None:
+    """Let processes that this one starts render by OSMesa.
+
+    Raises:
+        ValueError: Nothing can be rendered on this machine.
+    """
+    if reason := missing_renderer():
+        raise ValueError(reason)
+    os.environ["MUJOCO_GL"] = "osmesa"  # read when dm_control is imported
 
 
 class PixelTask:
@@ -85,3 +95,9 @@ class PixelTask:
         """The current frame, ``(84, 84, 3)``, uint8."""
         frame: np.ndarray = self._physics.render(SIZE, SIZE, camera_id=_CAMERA)
         return frame
+
+
+@cache
+def pixel_task(name: str, settings: RenderSettings) -> PixelTask:
+    """The task of this process, built once."""
+    return PixelTask(name, settings)

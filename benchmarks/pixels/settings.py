@@ -29,9 +29,12 @@ class JsonSettings:
     """Settings as JSON values; base of the dataclasses below."""
 
     def to_json(self) -> dict[str, Any]:
-        """All values, with tuples as lists."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]
+        """All values, as they are read from a file: with tuples as lists."""
+        values: dict[str, Any] = json.loads(json.dumps(self._values()))
         return values
+
+    def _values(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,9 @@ class LatentSettings(JsonSettings):
         """Options of the generator."""
         return build_generator_config(self.preset, self.generator)
 
-    def to_json(self) -> dict[str, Any]:
-        """All values, with the options of the generator resolved."""
-        return super().to_json() | {"generator": self.config().to_json()}
+    def _values(self) -> dict[str, Any]:
+        """With the options of the generator resolved."""
+        return super()._values() | {"generator": self.config().to_json()}
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,9 @@ class HeadSettings(JsonSettings):
         _check_choice("data", self.data, HEADS)
         whole_number("rows", self.rows, least=1 if self.data == "synthetic" else 0)
 
-    def to_json(self) -> dict[str, Any]:
-        """All values; real latents do not depend on the generator."""
-        values = super().to_json() | {"latents": self.latents.to_json()}
+    def _values(self) -> dict[str, Any]:
+        """Real latents do not depend on the generator."""
+        values = super()._values() | {"latents": self.latents.to_json()}
         if self.data == "real":
             values["latents"] = {"learner": values["latents"]["learner"]}
             del values["rows"]

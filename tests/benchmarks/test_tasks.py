@@ -43,6 +43,9 @@ class TestNames:
     def test_gymnasium(self):
         assert Task.named(PENDULUM) == Task(PENDULUM, "gym", 3, 1, -1.0)
 
+    def test_a_suffix_repeats_actions(self):
+        assert Task.named(f"{PENDULUM}-repeat2") == Task(f"{PENDULUM}-repeat2", "gym", 3, 1, -1.0)
+
     def test_control_suite(self):
         pytest.importorskip("dm_control")
         assert Task.named("cheetah-run") == Task("cheetah-run", "dmc", 17, 6, -6.0)
@@ -344,3 +347,19 @@ class TestEpisodeStream:
                 found = other.step(action)
                 assert found.observation.tobytes() == expected.observation.tobytes()
                 assert found[1:] == expected[1:]
+
+
+class TestRepeated:
+    def test_an_action_is_taken_twice_and_rewards_are_summed(self):
+        twice, once = make_environment(f"{PENDULUM}-repeat2"), make_environment(PENDULUM)
+        np.testing.assert_array_equal(twice.reset(3), once.reset(3))
+        for action in random_actions(5, 1):
+            first, second, both = once.step(action), once.step(action), twice.step(action)
+            np.testing.assert_array_equal(both.observation, second.observation)
+            assert both.reward == first.reward + second.reward
+
+    def test_an_episode_ends_within_a_repetition(self):
+        environment = make_environment(f"{PENDULUM}-repeat3")  # 200 steps
+        environment.reset(0)
+        ends = [environment.step(np.zeros(1)).truncated for _ in range(67)]
+        assert ends == [False] * 66 + [True]

@@ -1,8 +1,8 @@
 """Pixel benchmark: BC and DrQ+BC on frames, and heads trained on real and on synthetic latents.
 
-    python -m synther_replay.benchmarks.pixels record --dataset walker-walk-medium
-    python -m synther_replay.benchmarks.pixels train latents heads --dataset walker-walk-medium --algo drqbc --seeds 0
-    python -m synther_replay.benchmarks.pixels evaluate --dataset walker-walk-medium --algo drqbc --seeds 0
+    python benchmarks/offline_pixels.py record --dataset walker-walk-medium
+    python benchmarks/offline_pixels.py train latents heads --dataset walker-walk-medium --algo drqbc --seeds 0
+    python benchmarks/offline_pixels.py evaluate --dataset walker-walk-medium --algo drqbc --seeds 0
 
 Stages:
     record    episodes of state policies, as frames; needs OSMesa and no GPU
@@ -23,9 +23,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is one process per core
-os.environ.setdefault("MUJOCO_GL", "osmesa")  # read by dm_control when it is imported
 
 from synther_replay.benchmarks.common.command_line import (
     add_generator_options,
@@ -53,6 +50,8 @@ from synther_replay.benchmarks.pixels.stages import Data, NotYetError, Run, prep
 from synther_replay.benchmarks.pixels.training import Limits
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.errors import CheckpointError, DivergedError, GenerationError
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is one process per core
 
 STAGES = ("record", "train", "latents", "heads", "evaluate")
 _DEFAULTS: dict[str, dict[str, Any]] = {
