@@ -1,11 +1,14 @@
 """What a user gets by installing and importing."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import synther_replay
@@ -67,3 +70,32 @@ def test_pyproject_agrees_with_the_package():
     folders = [file.parent.relative_to(ROOT).parts for file in files]
     mapped = (parts if parts[0] == "synther_replay" else ("synther_replay", *parts) for parts in folders)
     assert set(listed) == {".".join(parts) for parts in mapped}
+
+
+@pytest.mark.slow
+def test_a_wheel_works_without_the_checkout(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    source, environment = tmp_path / "source", tmp_path / "environment"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "docs", "build", "*.egg-info"))
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    subprocess.run((*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source), check=True)
+    (wheel,) = tmp_path.glob("synther_replay-*.whl")
+    subprocess.run((sys.executable, "-m", "venv", "--without-pip", environment), check=True)
+    python = environment / "bin" / "python"
+    packages = environment / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+    subprocess.run((*pip, "install", "--no-deps", "--target", packages, wheel), check=True)
+    # What it depends on. Such a line adds a folder and not what the `.pth` files in it point to, here the checkout.
+    dependencies = {Path(np.__file__).parents[1], Path(sysconfig.get_path("purelib"))}
+    (packages / "dependencies.pth").write_text("\n".join(map(str, dependencies)))
+
+    rng = np.random.default_rng(0)
+    real = {"observations": rng.normal(size=(200, 3)), "actions": rng.uniform(-1, 1, (200, 1)), "rewards": np.ones(200)}
+    real |= {"next_observations": rng.normal(size=(200, 3)), "terminals": np.zeros(200, bool)}
+    np.savez(tmp_path / "real.npz", **real)
+    upsample = ("-m", "synther_replay", "upsample", "real.npz", "more.parquet", "--rows", "300", "--device", "cpu")
+    subprocess.run((python, *upsample, "--set", "steps=20"), check=True, cwd=tmp_path)
+    assert parquet.read_metadata(tmp_path / "more.parquet").num_rows == 300
+    modules = "synther_replay, synther_replay.adapters.corl, synther_replay.benchmarks.online_dmc"
+    code = f"import sys, {modules}; print(*(sys.modules[name].__file__ for name in '{modules}'.split(', ')), sep='\\n')"
+    shown = subprocess.run((python, "-c", code), check=True, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert [Path(line).is_relative_to(packages) for line in shown.splitlines()] == [True] * 3
