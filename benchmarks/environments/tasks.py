@@ -174,13 +174,17 @@ class _Gymnasium:
 class _ControlSuite:
     def __init__(self, name: str, env: Any, physics_error: type[Exception]) -> None:
         self._env, self._physics_error = env, physics_error
-        self.physics = env.physics  # for rendering
         if not np.isfinite(env._step_limit):
             raise ValueError(f"env: {name} has no time limit, so its evaluation might never finish")
         actions = env.action_spec()
         self._low, self._high = actions.minimum, actions.maximum
         self.action_dim = int(np.prod(actions.shape))
         self.observation_dim = sum(int(np.prod(spec.shape)) for spec in env.observation_spec().values())
+
+    @property
+    def physics(self) -> Any:
+        """What can be rendered."""
+        return self._env.physics
 
     def reset(self, seed: int) -> np.ndarray:
         # A task uses this random state only, and only at the start of an episode.
