@@ -143,11 +143,22 @@ def test_all_stages_in_the_environment(tmp_path):
     assert all(0 <= value <= 40 for part in result["policies"].values() for value in part["returns"])
     assert set(result["stages"]) == {"train", "latents", "heads-real", "heads-synthetic"}
     assert "already exists" in run("record", "evaluate", *recording, "--algo", "bc", "--returns", "2")
-    (tmp_path / "data" / f"{DATASET}.npz").rename(tmp_path / "first.npz")
+    (tmp_path / "data" / f"{DATASET}.npz").unlink()
+    interrupted_after_one_episode(tmp_path / "data" / f"{DATASET}.parts", archive)
     run("record", *recording)
     again = Archive.read(tmp_path / "data" / f"{DATASET}.npz")
-    assert np.array_equal(again.action, archive.action)
-    assert np.array_equal(again.decoded(), archive.decoded())  # the files differ in their time of creation
+    assert (again.reward[1:21] == 7).all(), "the first episode was not recorded again"
+    assert np.array_equal(again.action[21:], archive.action[21:])
+    assert np.array_equal(again.decoded()[21:], archive.decoded()[21:])  # the files hold their time of creation, too
+
+
+def interrupted_after_one_episode(folder, archive):
+    """What an interrupted recording leaves; the rewards of its episode tell it from a new one."""
+    frames = encode(archive.decoded()[:21], CodecSettings(speed=10))
+    about = {"signal_to_noise": 30.0}
+    part = Archive.of_episode(frames, archive.action[1:21], np.full(20, 7, "f4"), False, about)
+    part.write(folder / "00000.npz")
+    (folder / "settings.json").write_text(json.dumps({key: archive.about[key] for key in ("settings", "policies")}))
 
 
 def result(dataset, algo, seed, returns, **policies):
