@@ -27,7 +27,7 @@ _CAMERA = 0  # follows the body from the side
 class RenderSettings:
     """Quality of the frames.
 
-    With dm_control's own values, 2048 and 4, a frame takes three times as long.
+    With dm_control's own values, 2048 and 4, a frame takes several times as long.
 
     Attributes:
         shadows: Side of the shadow map in pixels; from 256 on, few pixels differ.

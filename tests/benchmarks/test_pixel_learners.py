@@ -194,6 +194,22 @@ class TestLearners:
             trained.append(acts(learner, rows[:5]))
         assert torch.equal(trained[0], trained[1]) and not torch.equal(trained[0], trained[2])
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.parametrize("algo", ["bc", "drqbc"])
+    def test_captured_updates_on_images_learn_and_repeat(self, algo):
+        rows = PixelRows(archive(40), n_step=3, gamma=GAMMA, device=torch.device("cuda"))
+        trained = []
+        for _ in range(2):
+            chosen = settings(algo, batch_size=16, learning_rate=3e-4, noise=(0.0, 0.0), alpha=0.0)
+            learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, chosen, sees="images")
+            losses = []
+            for _ in range(200):
+                learner.learn()
+                losses.append(float(learner.losses["policy"]))
+            trained.append(learner.state_dict())
+            assert learner.updates == 200 and np.mean(losses[-20:]) < 0.7 * np.mean(losses[:20])
+        assert [name for name in trained[0] if not torch.equal(trained[0][name], trained[1][name])] == []
+
     @pytest.mark.parametrize(("name", "value"), [("algo", "sac"), ("updates", 0), ("seed", -1)])
     def test_bad_settings_are_refused(self, name, value):
         with pytest.raises(ValueError, match=f"{name}: expected"):
