@@ -31,10 +31,8 @@ from synther_replay.benchmarks.common.command_line import (
     setting,
 )
 from synther_replay.benchmarks.common.generator_settings import GENERATOR_PRESETS
-from synther_replay.benchmarks.data.behaviour import FOLDER
 from synther_replay.benchmarks.pixels.codec import CodecSettings
 from synther_replay.benchmarks.pixels.evaluate import evaluate
-from synther_replay.benchmarks.pixels.record import record
 from synther_replay.benchmarks.pixels.rendering import RenderSettings
 from synther_replay.benchmarks.pixels.settings import (
     ALGORITHMS,
@@ -69,7 +67,7 @@ def parse() -> argparse.Namespace:
     recording = parser.add_argument_group("record")
     recording.add_argument("--episodes", type=int, default=200, help="number of episodes (200)")
     recording.add_argument("--steps", type=int, default=500, help="actions of an episode, at most (500)")
-    recording.add_argument("--policies", type=Path, default=FOLDER, help="folder of the behaviour policies")
+    recording.add_argument("--policies", type=Path, help="folder of the behaviour policies (those in benchmarks/data)")
     recording.add_argument("--render", action="append", default=[], metavar="NAME=VALUE", help="see RenderSettings")
     recording.add_argument("--codec", action="append", default=[], metavar="NAME=VALUE", help="see CodecSettings")
     learning = parser.add_argument_group("train, latents, heads, evaluate")
@@ -122,6 +120,8 @@ def learner_settings(args: argparse.Namespace, algo: str, seed: int, updates: in
 def run_stages(args: argparse.Namespace) -> bool:
     """Run the stages in their order; returns whether all are finished."""
     if "record" in args.stages:
+        from synther_replay.benchmarks.pixels.record import record  # lazy: needs MuJoCo, and the learners do not
+
         record(args.recording, work=args.work, policies=args.policies, workers=args.workers)
     finished = True
     if {"train", "latents", "heads"} & set(args.stages):

@@ -18,7 +18,7 @@ from synther_replay.benchmarks.common.files import write_json
 from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.resumable import differences, read_result
-from synther_replay.benchmarks.data.behaviour import Behaviour, Snapshot
+from synther_replay.benchmarks.data.behaviour import FOLDER, Behaviour, Snapshot
 from synther_replay.benchmarks.pixels.archive import Archive
 from synther_replay.benchmarks.pixels.codec import decode, encode, signal_to_noise
 from synther_replay.benchmarks.pixels.rendering import ACTION_REPEAT, choose_renderer, pixel_task
@@ -27,14 +27,14 @@ from synther_replay.common.seeding import derive_seed
 
 
 def record(
-    settings: RecordSettings, *, work: Path, policies: Path, workers: int, report: Callable[[str], None] = print
+    settings: RecordSettings, *, work: Path, policies: Path | None, workers: int, report: Callable[[str], None] = print
 ) -> Path:
     """Record a data set, or what is missing of it.
 
     Args:
         settings: What to record.
         work: Folder of all files.
-        policies: Folder of the behaviour policies, see `data.behaviour`.
+        policies: Folder of the behaviour policies; None for that of `data.behaviour`.
         workers: Processes.
         report: Called with each line of progress.
 
@@ -45,7 +45,7 @@ def record(
         ValueError: Nothing can be rendered, a policy is missing, or files of other settings exist.
     """
     path = archive_path(work, settings.dataset)
-    chosen = behaviour_snapshots(settings, policies)
+    chosen = behaviour_snapshots(settings, policies or FOLDER)
     wanted = {"settings": settings.to_json(), "policies": [asdict(snapshot) for _, snapshot in chosen]}
     if path.exists():
         _check_same(path, Archive.read(path).about, wanted)
