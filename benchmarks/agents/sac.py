@@ -2,8 +2,8 @@
 
 Each environment step makes `updates` critic updates and one update of policy and temperature, as in the REDQ code base
 ("policy delay"), or more (`policy_updates`). The rows of all batches come from one index_select. The policy is fixed
-during the critic updates before its own, so their next actions come from one forward pass. A critic update is then three
-Triton kernels for all seeds together, or about twenty PyTorch kernels.
+during the critic updates before its own, so their next actions come from one forward pass. A critic update is then
+three Triton kernels for all seeds together, or about twenty PyTorch kernels.
 
 Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
 
@@ -65,6 +65,7 @@ class Hyperparameters:
         weight_decay: Decoupled weight decay of the critics.
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
+        temperature_rate: Learning rate of the temperature; None: `learning_rate`.
         policy_updates: Updates of policy and temperature per environment step, evenly among the critic updates.
         target_entropy: Target entropy per action dimension; None: that of the task.
     """
@@ -83,6 +84,7 @@ class Hyperparameters:
     weight_decay: float = 0.0
     normalise_observations: bool = False
     temperature: float = 1.0
+    temperature_rate: float | None = None
     policy_updates: int = 1
     target_entropy: float | None = None
 
@@ -99,8 +101,10 @@ class Hyperparameters:
             raise ValueError(f"target_entropy: expected a finite number or None, got {entropy!r}")
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
-        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay"):
+        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate"):
             value = getattr(self, name)
+            if value is None and name == "temperature_rate":
+                continue
             if (
                 not isinstance(value, int | float)
                 or not 0 <= value < math.inf
@@ -160,7 +164,7 @@ class StackedSAC(CapturedLearner):
         )
         self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
         log_alpha = torch.full((self.agents, 1), math.log(settings.temperature), device=self.device)
-        self.log_alpha = Adam(log_alpha, settings.learning_rate)
+        self.log_alpha = Adam(log_alpha, settings.temperature_rate or settings.learning_rate)
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
@@ -276,7 +280,7 @@ class StackedSAC(CapturedLearner):
         rates = self.policy.rates(self.policy_steps, 1)[0]
         self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
-        self.log_alpha.step(rates)
+        self.log_alpha.step(self.log_alpha.rates(self.policy_steps, 1)[0])
 
     def _normalised(self, rows: Tensor) -> Tensor:
         """Rows ``(M, ..., dim)`` as the networks see them."""

@@ -28,7 +28,6 @@ from synther_replay.replay.background import (
     default_lag,
     new_background_fit,
     restored_refit,
-    where_of,
 )
 from synther_replay.replay.fits import Fit
 from synther_replay.replay.refitting import RefitJob, RefitReport
@@ -149,7 +148,7 @@ class Agents:
     def lag(self) -> int:
         """Environment steps until the rows of a refit in the background are taken."""
         assert self.generator is not None and self.schedule is not None
-        return self._lag or default_lag(self.schedule, where_of(self.generator))
+        return self._lag or default_lag(self.schedule)
 
     def begin_refit(self) -> None:
         """Begin a refit in the background with the real transitions of now."""

@@ -3,7 +3,8 @@
 An outcome is a pair of reward and `terminated` if the rewards of the data have few values (see `data.levels`), else
 `terminated` alone. Outcomes are rare, sharp functions of the rest of the row, for example a body that is too low. The
 denoiser blurs them, so a small classifier that is trained on noise-free rows sets them, given all other columns. Reward
-and `terminated` are drawn together and therefore agree. Generated rows of the outcomes that came out too often are then
+and `terminated` are drawn together and therefore agree. Where bounds tell which rows terminate (see
+`termination_bounds`), they overrule it. Generated rows of the outcomes that came out too often are then
 replaced by copies of rows whose outcome came out too rarely, so that every outcome has its share of the real rows.
 
 The reward is no input of the classifier: where it changes at the end of an episode, it would identify all real
@@ -32,6 +33,7 @@ from synther_replay.data.levels import MAX_LEVELS, nearest_level
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import CheckpointError, DivergedError
+from synther_replay.model.termination_bounds import TerminationBounds
 
 _WIDTH = 128
 _BATCH = 512  # or as many as there are rows
@@ -48,6 +50,7 @@ _NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers
 _CHUNK = {"cpu": 4_096, "gpu": 16_384}  # rows classified at once, over all models: some 8 and 30 MB of activations
 _MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
 _MOST_OUTCOMES = 2 * MAX_LEVELS
+_TENSORS = ("weights", "rewards", "terminated", "shares")
 
 
 class Outcomes(NamedTuple):
@@ -94,6 +97,7 @@ class OutcomeModel(NamedTuple):
     rewards: Tensor  # (M, K), see `Outcomes`
     terminated: Tensor
     shares: Tensor
+    bounds: TerminationBounds
 
     @classmethod
     @torch.no_grad()
@@ -124,11 +128,15 @@ class OutcomeModel(NamedTuple):
         """
         rng = generator_for(codes.device, seed)
         inputs = _Inputs(codes, features)
-        warm = previous is not None and previous._has(outcomes)
+        warm = previous is not None and not previous._is_untrained and previous._has(outcomes)
         first = previous.weights if previous is not None and warm else _initial(inputs.width, outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
-        model = cls(first.clone(), *outcomes)
+        ends = outcomes.terminated.gather(1, number) > 0
+        bounds = TerminationBounds.find(lambda: inputs.split(_rows_at_once(number)), ends, inputs.take, inputs.width)
+        model = cls(first.clone(), *outcomes, bounds)
+        if model._is_untrained:
+            return model
         optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)
         best = BestModels({"weights": model.weights}, patience=None)
         rows = _Rows(number, outcomes.shares, rng)
@@ -191,13 +199,18 @@ class OutcomeModel(NamedTuple):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""
-        return {name: tensor.clone() for name, tensor in self._asdict().items()}
+        tensors = {**self._asdict(), **self.bounds._asdict()}
+        del tensors["bounds"]
+        return {name: tensor.clone() for name, tensor in tensors.items()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], stack: int, inputs: int, device: torch.device) -> OutcomeModel:
-        """Inverse of `state_dict`; raises `CheckpointError` if names or shapes differ."""
-        if not isinstance(state, dict) or state.keys() != set(cls._fields):
-            raise CheckpointError(f"state: outcomes: got {state and sorted(state)}, expected {list(cls._fields)}")
+        """Inverse of `state_dict`, also of versions without bounds; raises `CheckpointError` if something differs."""
+        if not isinstance(state, dict) or not state.keys() >= set(_TENSORS):
+            raise CheckpointError(f"state: outcomes: got {state and sorted(state)}, expected {_TENSORS} and bounds")
+        state = dict(state)
+        rest = {name: state.pop(name) for name in state.keys() - set(_TENSORS)}
+        bounds = TerminationBounds.from_state(rest, stack, inputs, device)
         shares = state["shares"]
         if shares.ndim != 2 or not 0 < shares.shape[1] <= _MOST_OUTCOMES or len(shares) != stack:
             raise CheckpointError(
@@ -213,7 +226,13 @@ class OutcomeModel(NamedTuple):
                 raise CheckpointError(f"state: outcomes: {name} is not finite")
         if bool((shares < 0).any()) or not bool((shares.sum(1) > 0).all()):
             raise CheckpointError("state: outcomes: shares are negative or all zero")
-        return cls(**{name: tensor.to(device, torch.float32, copy=True) for name, tensor in state.items()})
+        tensors = {name: tensor.to(device, torch.float32, copy=True) for name, tensor in state.items()}
+        return cls(**tensors, bounds=bounds)
+
+    @property
+    def _is_untrained(self) -> bool:
+        """Whether bounds tell all outcomes, so that the classifier is not needed."""
+        return self.bounds.decide and bool(self.rewards.isnan().all())
 
     def _has(self, outcomes: Outcomes) -> bool:
         """Whether each model distinguishes exactly these outcomes."""
@@ -241,10 +260,16 @@ class OutcomeModel(NamedTuple):
 
     def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Draw the number of each row's outcome, ``(M, n, inputs) -> (M, n)``."""
-        cumulative = self.logits(inputs).softmax(-1).cumsum(-1)
+        cumulative = self._overruled(self.logits(inputs), inputs).softmax(-1).cumsum(-1)
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
+
+    def _overruled(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        """Logits ``(M, n, K)`` without the outcomes that the bounds exclude."""
+        beyond = self.bounds.beyond(inputs)[..., None]
+        ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None, None] > 0
+        return logits.masked_fill(torch.where(ends, ~beyond & complete, beyond), -math.inf)
 
     def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 Where = Literal["thread", "process"]
 REFIT_MODES = ("inline", "background")
-_SHARE_OF_INTERVAL = {"thread": 10, "process": 2}  # the default lag is this fraction of `every`
 _LAG = 500  # for schedules without `every`
 _LOOKS_EVERY = 0.001  # seconds, for requests of a job that is waited for
 _LONGEST_END = 10.0  # seconds to wait for a thread when the interpreter ends
@@ -105,10 +104,10 @@ def new_background_fit(
     return new_fit(generator, real, options, make_plan, is_later=True)
 
 
-def default_lag(schedule: Schedule, where: Where) -> int:
-    """A tenth of the schedule's interval for a thread, which has a GPU; half of it for a process, which has none."""
+def default_lag(schedule: Schedule) -> int:
+    """Half of the schedule's interval: the fastest learners, too, then hardly wait for a refit."""
     every = getattr(schedule, "every", None)
-    return max(1, every // _SHARE_OF_INTERVAL[where]) if isinstance(every, int) else _LAG
+    return max(1, every // 2) if isinstance(every, int) else _LAG
 
 
 class BackgroundRefit:

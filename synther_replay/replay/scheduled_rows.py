@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any
 
-from synther_replay.replay.background import BackgroundRefit, default_lag, restored_refit, where_of
+from synther_replay.replay.background import BackgroundRefit, default_lag, restored_refit
 from synther_replay.replay.fits import Fit
 from synther_replay.replay.refitting import RefitJob, RefitReport
 from synther_replay.replay.synthetic_rows import SyntheticRows
@@ -24,7 +24,7 @@ class ScheduledRows(SyntheticRows):
     @property
     def lag(self) -> int:
         """Environment steps from the begin of a refit in the background to the step that takes its rows."""
-        return self._lag or default_lag(self.schedule, where_of(self.generator))
+        return self._lag or default_lag(self.schedule)
 
     def refit_if_due(self) -> RefitReport | None:
         """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.

@@ -148,9 +148,9 @@ def test_a_refit_in_the_background_is_the_inline_one_later():
 
 
 @pytest.mark.parametrize("device", ["process", "thread"])
-def test_the_default_lag_is_a_part_of_the_interval(device: str):
+def test_the_default_lag_is_half_of_the_interval(device: str):
     own = buffer(InThread if device == "thread" else DiffusionGenerator, lag=None, schedule=5_000)
-    assert own.lag == {"process": 2_500, "thread": 500}[device]
+    assert own.lag == 2_500
 
 
 @pytest.mark.parametrize(
