@@ -1,7 +1,7 @@
-"""Termination rules of Hopper and Walker2d, to count how many terminated flags of generated rows are right.
+"""Termination rules of tasks, to count how many terminated flags of generated rows are right.
 
-Few rows are terminated, and an agent learns what to avoid from these alone. Both tasks terminate when the body is too
-low, too high or leans too far, which the next observation shows.
+Few rows are terminated, and an agent learns what to avoid from these alone. The tasks terminate when a body is too low,
+too high or leans too far, which the next observation shows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from torch import Tensor
 
 from synther_replay import Transitions
 
-# Bounds of height and angle, the first two columns of an observation. (Hopper also bounds all columns by 100, which it
-# does not reach.)
-_UPRIGHT = {"Hopper": ((0.7, math.inf), (-0.2, 0.2)), "Walker2d": ((0.8, 2.0), (-1.0, 1.0))}
+_ANY = (-math.inf, math.inf)
+# Bounds of the first columns of an observation. (Hopper also bounds all columns by 100, which it does not reach.)
+_UPRIGHT = {
+    "Hopper": ((0.7, math.inf), (-0.2, 0.2)),
+    "Walker2d": ((0.8, 2.0), (-1.0, 1.0)),
+    "Ant": ((0.2, 1.0),),
+    "Humanoid": ((1.0, 2.0),),
+    "InvertedPendulum": (_ANY, (-0.2, 0.2)),
+}
 
 
 def has_fallen(task: str, observations: Tensor) -> Tensor | None:

@@ -6,18 +6,34 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
-from synther_replay import DiffusionGenerator, Transitions
+from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
 from synther_replay.benchmarks.data.hdf5 import validated
 from synther_replay.benchmarks.data.registry import Dataset, load
+from synther_replay.benchmarks.environments.parallel import EpisodeStream
 from synther_replay.benchmarks.environments.simulators import Simulator, make_simulator, simulator_of
 
 
 def read_dataset(name: str) -> Dataset:
     """Read a data set by a name that `data.registry.load` knows, or from an .npz file of transitions."""
     return _from_npz(Path(name).expanduser()) if name.endswith(".npz") else load(name)
+
+
+def random_rows(task: str, count: int, seed: int) -> Transitions:
+    """Transitions of a policy that acts at random in a task."""
+    stream, rng = EpisodeStream(task, seed), np.random.default_rng(seed)
+    environment = stream.environment
+    observations = gym.spaces.Box(-np.inf, np.inf, (environment.observation_dim,))
+    spec = TransitionSpec.from_spaces(observations, gym.spaces.Box(-1, 1, (environment.action_dim,)))
+    rows = np.empty((count, spec.dim), np.float32)
+    for row, action in zip(rows, rng.uniform(-1, 1, (count, environment.action_dim)).astype(np.float32), strict=True):
+        now = stream.observation
+        after = stream.step(action)
+        row[:] = np.concatenate((now, action, [after.reward], after.observation, [after.terminated]))
+    return Transitions(spec, torch.from_numpy(rows))
 
 
 def draw(dataset: Dataset, count: int, seed: int, device: torch.device) -> tuple[Transitions, Transitions | None]:

@@ -4,7 +4,8 @@
     python -m synther_replay.benchmarks.fidelity.terminations --datasets hopper-medium-replay-regen \
         walker2d-medium-replay-regen --out terminations.json
 
-A generator is fitted to all rows of a data set. Precision is the share of its terminated rows that the rule terminates,
+A generator is fitted to all rows of a data set, or to `--real-rows` of a random policy in a task of Gymnasium
+(``random:Ant-v4``). Precision is the share of its terminated rows that the rule terminates,
 recall the share of the rows to terminate by the rule that are.
 """
 
@@ -22,7 +23,7 @@ from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.environments.simulators import simulator_of
 from synther_replay.benchmarks.environments.terminals import has_fallen, terminal_counts
-from synther_replay.benchmarks.fidelity.rows import read_dataset
+from synther_replay.benchmarks.fidelity.rows import random_rows, read_dataset
 from synther_replay.common.checks import resolve_device
 from synther_replay.metrics import fidelity
 
@@ -52,9 +53,10 @@ def measure(real: Transitions, task: str, config: GeneratorConfig, rows: int, de
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", nargs="+", required=True, help="data sets of hopper or walker2d")
+    parser.add_argument("--datasets", nargs="+", required=True, help="data sets, or random:TASK")
     parser.add_argument("--presets", nargs="+", default=["offline", "fast"], choices=("offline", "fast", "tiny"))
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows to generate (1,000,000)")
+    parser.add_argument("--real-rows", type=int, default=30_000, help="rows of a random policy (30,000)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
@@ -63,10 +65,14 @@ def main() -> None:
         make_folder_of(args.out)
     results: dict[str, dict[str, Any]] = {}
     for name in args.datasets:
-        dataset = read_dataset(name)
-        real, task = dataset.transitions().to(device), simulator_of(dataset.name) or ""
+        kind, _, task = name.partition(":")
+        if kind == "random":
+            real = random_rows(task, args.real_rows, seed=0).to(device)
+        else:
+            dataset = read_dataset(name)
+            real, task = dataset.transitions().to(device), simulator_of(dataset.name) or ""
         if has_fallen(task, real.rows[:1, real.spec.next_observations]) is None:
-            parser.error(f"--datasets: expected data sets of hopper or walker2d, got {name}")
+            parser.error(f"--datasets: expected tasks with a rule in environments/terminals.py, got {name}")
         results[name] = {
             f"{preset}, exact={exact}": measure(
                 real, task, getattr(GeneratorConfig, preset)(exact=exact), args.rows, device

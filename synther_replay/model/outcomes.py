@@ -128,15 +128,13 @@ class OutcomeModel(NamedTuple):
         """
         rng = generator_for(codes.device, seed)
         inputs = _Inputs(codes, features)
-        warm = previous is not None and not previous._is_untrained and previous._has(outcomes)
+        warm = previous is not None and previous._has(outcomes)
         first = previous.weights if previous is not None and warm else _initial(inputs.width, outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
         ends = outcomes.terminated.gather(1, number) > 0
         bounds = TerminationBounds.find(lambda: inputs.split(_rows_at_once(number)), ends, inputs.take, inputs.width)
         model = cls(first.clone(), *outcomes, bounds)
-        if model._is_untrained:
-            return model
         optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)
         best = BestModels({"weights": model.weights}, patience=None)
         rows = _Rows(number, outcomes.shares, rng)
@@ -187,7 +185,7 @@ class OutcomeModel(NamedTuple):
         """
         rng = generator_for(rows.device, seed)
         drawn = [self._draw(features(block), rng) for block in rows.split(_rows_at_once(rows), dim=1)]
-        number = torch.cat(drawn, dim=1)
+        number = self._chosen(*torch.cat(drawn, dim=-1))
         for model, own in enumerate(number if match_shares else ()):
             replaced, source = _to_match(own, self.shares[model], rng)
             rows[model, replaced] = rows[model, source]
@@ -229,11 +227,6 @@ class OutcomeModel(NamedTuple):
         tensors = {name: tensor.to(device, torch.float32, copy=True) for name, tensor in state.items()}
         return cls(**tensors, bounds=bounds)
 
-    @property
-    def _is_untrained(self) -> bool:
-        """Whether bounds tell all outcomes, so that the classifier is not needed."""
-        return self.bounds.decide and bool(self.rewards.isnan().all())
-
     def _has(self, outcomes: Outcomes) -> bool:
         """Whether each model distinguishes exactly these outcomes."""
         known, given = ((o.rewards, o.terminated, (o.shares > 0).float()) for o in (self, outcomes))
@@ -259,17 +252,24 @@ class OutcomeModel(NamedTuple):
             optimiser.step(rate)
 
     def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
-        """Draw the number of each row's outcome, ``(M, n, inputs) -> (M, n)``."""
-        cumulative = self._overruled(self.logits(inputs), inputs).softmax(-1).cumsum(-1)
+        """Draw the number of each row's outcome, ``(M, n, inputs) -> (2, M, n)``: by bounds, and by the classifier.
+
+        By bounds, rows within complete ones go on. Both times rows beyond a bound terminate.
+        """
+        logits, beyond = self.logits(inputs), self.bounds.beyond(inputs)[..., None]
+        ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None, None] > 0
+        classified = logits.masked_fill(beyond & ~ends, -math.inf)
+        by_bounds = classified.masked_fill(~beyond & complete & ends, -math.inf)
+        cumulative = torch.stack((by_bounds, classified)).softmax(-1).cumsum(-1)
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
 
-    def _overruled(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        """Logits ``(M, n, K)`` without the outcomes that the bounds exclude."""
-        beyond = self.bounds.beyond(inputs)[..., None]
-        ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None, None] > 0
-        return logits.masked_fill(torch.where(ends, ~beyond & complete, beyond), -math.inf)
+    def _chosen(self, by_bounds: Tensor, classified: Tensor) -> Tensor:
+        """The outcomes by bounds, for models whose rows terminate often enough by them; see `_draw`."""
+        found = self.terminated.gather(1, by_bounds).sum(1)
+        wanted = (self.shares * self.terminated).sum(1) * by_bounds.shape[1]
+        return torch.where((found * _MOST_COPIES >= wanted)[:, None], by_bounds, classified)
 
     def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""

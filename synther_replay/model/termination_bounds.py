@@ -87,11 +87,6 @@ class TerminationBounds(NamedTuple):
         """Which rows ``(M, n, inputs)`` lie beyond a bound, bool ``(M, n)``."""
         return ((inputs < self.low[:, None]) | (inputs > self.high[:, None])).any(-1)
 
-    @property
-    def decide(self) -> bool:
-        """Whether the bounds alone tell all terminations of all models."""
-        return bool(self.complete.all())
-
     def _choose(self, model: int, ended: Tensor, least: Tensor, most: Tensor, rate: float) -> None:
         """Add the bounds that tell most terminated rows ``(k, inputs)``, the best first, while it cannot be chance.
 

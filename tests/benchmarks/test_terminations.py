@@ -48,6 +48,14 @@ def test_flags_are_counted_with_and_without_exact(rows, tmp_path, monkeypatch):
     assert {"machine", "versions", "command", "commit"} < set(content)
 
 
+def test_rows_of_a_random_policy_are_collected(tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    run(monkeypatch, "--datasets", "random:InvertedPendulum-v5", "--real-rows", 400, "--rows", 200, "--out", out)
+    found = json.loads(out.read_text())["results"]["random:InvertedPendulum-v5"]["tiny, exact=True"]
+    assert 0.1 < found["real_rate"] < 0.3
+    assert found["rate"] == pytest.approx(found["real_rate"], abs=0.03)
+
+
 def test_tasks_without_a_rule_are_refused(rows, monkeypatch, capsys):
     other = rows.rename(rows.with_name("halfcheetah-few.npz"))
     with pytest.raises(SystemExit):

@@ -34,7 +34,7 @@ def test_a_value_that_leaves_its_range_is_found() -> None:
     assert found.high[0, 3] == pytest.approx(2.5, abs=0.1)
     assert found.low[0, 1] == pytest.approx(-2.2, abs=0.1)
     assert found.high.isfinite().sum() == found.low.isfinite().sum() == 1
-    assert found.decide
+    assert found.complete.all()
 
 
 def test_new_rows_terminate_beyond_the_bounds() -> None:
@@ -48,7 +48,7 @@ def test_ends_by_chance_have_no_bounds() -> None:
     for seed in range(20):
         ends = torch.rand(1, 2_000, generator=torch.Generator().manual_seed(seed)) < 0.02
         found = find(rows_of(seed=seed + 100), ends)
-        assert not found.high.isfinite().any() and not found.low.isfinite().any() and not found.decide
+        assert not found.high.isfinite().any() and not found.low.isfinite().any() and not found.complete.any()
 
 
 def test_a_single_row_is_no_bound() -> None:
@@ -62,14 +62,14 @@ def test_ends_that_bounds_do_not_tell_leave_them_incomplete() -> None:
     far, inner = rows[..., 3] > 2.2, (rows[..., 0] + rows[..., 1]).abs() < 0.03
     found = find(rows, far | inner)
     assert found.high[0, 3].isfinite()
-    assert not found.decide
+    assert not found.complete.any()
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_rows_or_none_end(share: float) -> None:
     rows = rows_of(100)
     found = find(rows, torch.full((1, 100), share > 0))
-    assert not found.high.isfinite().any() and not found.decide
+    assert not found.high.isfinite().any() and not found.complete.any()
 
 
 def test_every_model_has_its_own_bounds() -> None:
@@ -114,9 +114,21 @@ def test_a_state_comes_back_and_that_of_earlier_versions_has_no_bounds() -> None
     outcomes, number = Outcomes.of(torch.zeros_like(ends), ends, None)
     state = OutcomeModel.fit(rows, outcomes, number, seed=0).state_dict()
     again = OutcomeModel.from_state(state, 2, 5, CPU).bounds
-    assert torch.equal(again.high, state["high"]) and again.decide
+    assert torch.equal(again.high, state["high"]) and again.complete.all()
     before = {name: tensor for name, tensor in state.items() if name not in TerminationBounds._fields}
-    assert not OutcomeModel.from_state(before, 2, 5, CPU).bounds.decide
+    assert not OutcomeModel.from_state(before, 2, 5, CPU).bounds.complete.any()
     for change in ({"high": state["high"][:, 1:]}, {"low": state["low"] * math.nan}):
         with pytest.raises(CheckpointError, match="outcomes"):
             OutcomeModel.from_state({**state, **change}, 2, 5, CPU)
+
+
+def test_if_no_generated_row_comes_near_a_bound_the_classifier_decides() -> None:
+    rows = rows_of(3_000)
+    ends = (rows[..., 3] > 1.5).float()
+    outcomes, number = Outcomes.of(torch.zeros_like(ends), ends, None)
+    model = OutcomeModel.fit(rows, outcomes, number, seed=0)
+    made = torch.cat((torch.zeros(1, 4_000, 2), rows_of(4_000, seed=1)), dim=-1)
+    made[..., 5] = made[..., 5].clamp(max=1.49)
+    model.assign(made, lambda block: block[..., 2:], (0, 1), seed=0)
+    assert made[..., 1].mean() == pytest.approx(float(ends.mean()), rel=0.1)
+    assert made[made[..., 1] > 0][:, 5].mean() > made[..., 5].mean() + 0.5
