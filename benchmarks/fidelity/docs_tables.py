@@ -48,9 +48,9 @@ def tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
-    samplers, terminations, long = (
-        json.loads((results / "fidelity" / f"{name}-h200.json").read_text())
-        for name in ("samplers", "terminations", "long-rows")
+    samplers, terminations, random_terminations, long = (
+        json.loads((results / "fidelity" / f"{name}.json").read_text())
+        for name in ("samplers-h200", "terminations-h200", "terminations-random-cpu", "long-rows-h200")
     )
     return {
         "readme-fidelity": _sentence(main),
@@ -58,7 +58,8 @@ def tables(results: Path) -> dict[str, str]:
         "fidelity-dynamics": _dynamics(main),
         "fidelity-variants": _variants(variants),
         "fidelity-samplers": _samplers(samplers["table"]),
-        "fidelity-terminations": _terminations(terminations["results"]),
+        "fidelity-terminations": _terminations(random_terminations["results"]),
+        "fidelity-terminations-sets": _terminations(terminations["results"]),
         "fidelity-long-rows": _long_rows(long["tasks"]),
         "fidelity-consistency": _consistency(results / "fidelity" / "consistency"),
     }
@@ -153,8 +154,9 @@ def _terminations(results: dict[str, Any]) -> str:
             preset, _, exact = generator.partition(", ")
             shares = (f"{100 * found[key]:.2f} %" for key in ("real_rate", "rate"))
             agreement = (f"{found[key]:.1%}".replace("%", " %") for key in ("precision", "recall"))
-            rows.append([name.removesuffix("-regen"), f"`{preset}({exact})`", *shares, *agreement])
-    return markdown_table(("data set", "generator", "terminated, real", "terminated", "precision", "recall"), rows)
+            shown = name.removesuffix("-regen").removeprefix("random:")
+            rows.append([shown, f"`{preset}({exact})`", *shares, *agreement])
+    return markdown_table(("rows", "generator", "terminated, real", "terminated", "precision", "recall"), rows)
 
 
 def _long_rows(tasks: dict[str, Any]) -> str:
