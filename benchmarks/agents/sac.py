@@ -97,7 +97,8 @@ class Hyperparameters:
                 f"policy_updates: expected a divisor of the {self.updates} critic updates, got {self.policy_updates}"
             )
         entropy = self.target_entropy
-        if not (entropy is None or (isinstance(entropy, int | float) and math.isfinite(entropy))):
+        is_number = isinstance(entropy, int | float) and not isinstance(entropy, bool) and math.isfinite(entropy)
+        if not (entropy is None or is_number):
             raise ValueError(f"target_entropy: expected a finite number or None, got {entropy!r}")
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
@@ -107,6 +108,7 @@ class Hyperparameters:
                 continue
             if (
                 not isinstance(value, int | float)
+                or isinstance(value, bool)
                 or not 0 <= value < math.inf
                 or (name != "weight_decay" and not value)
             ):
@@ -260,7 +262,8 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        return {**moments, "target": self.target, "policy_steps": self.policy_steps}
+        steps = {"environment_steps": self.policy_steps}  # as in checkpoints of versions with one update per step
+        return {**moments, "target": self.target, **steps}
 
     def _after_load(self) -> None:
         self.critics.refresh()

@@ -37,9 +37,7 @@ def table(folder: Path) -> str:
         share, consistent = f"{run.synthetic_share:.0%}", None
         if run.synthetic_share:
             consistent = _yes(run.settings["generator"].get("consistent", False))
-        rows.append(
-            [run.task, run.settings["critic"], run.utd, share, consistent, *shown, len(run.returns), *returns]
-        )
+        rows.append([run.task, run.settings["critic"], run.utd, share, consistent, *shown, len(run.returns), *returns])
     return markdown_table((*HEADER, *(f"return at {step:,}" for step in (_EARLY, _LAST))), rows)
 
 

@@ -132,8 +132,8 @@ class OutcomeModel(NamedTuple):
         first = previous.weights if previous is not None and warm else _initial(inputs.width, outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
         rate, find_hard_at = (_REFIT_RATE, 0) if warm else (_LEARNING_RATE, steps // 3 // _BLOCK * _BLOCK)
-        ends = outcomes.terminated.gather(1, number) > 0
-        bounds = TerminationBounds.find(lambda: inputs.split(_rows_at_once(number)), ends, inputs.take, inputs.width)
+        blocks = inputs.split(_rows_at_once(number))
+        bounds = TerminationBounds.find(blocks, number, outcomes.terminated > 0, inputs.of_model)
         model = cls(first.clone(), *outcomes, bounds)
         optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)
         best = BestModels({"weights": model.weights}, patience=None)
@@ -185,7 +185,8 @@ class OutcomeModel(NamedTuple):
         """
         rng = generator_for(rows.device, seed)
         drawn = [self._draw(features(block), rng) for block in rows.split(_rows_at_once(rows), dim=1)]
-        number = self._chosen(*torch.cat(drawn, dim=-1))
+        by_bounds, classified = torch.cat(drawn, dim=-1)
+        number = self._chosen(by_bounds, classified) if match_shares else by_bounds
         for model, own in enumerate(number if match_shares else ()):
             replaced, source = _to_match(own, self.shares[model], rng)
             rows[model, replaced] = rows[model, source]
@@ -208,7 +209,6 @@ class OutcomeModel(NamedTuple):
             raise CheckpointError(f"state: outcomes: got {state and sorted(state)}, expected {_TENSORS} and bounds")
         state = dict(state)
         rest = {name: state.pop(name) for name in state.keys() - set(_TENSORS)}
-        bounds = TerminationBounds.from_state(rest, stack, inputs, device)
         shares = state["shares"]
         if shares.ndim != 2 or not 0 < shares.shape[1] <= _MOST_OUTCOMES or len(shares) != stack:
             raise CheckpointError(
@@ -224,6 +224,7 @@ class OutcomeModel(NamedTuple):
                 raise CheckpointError(f"state: outcomes: {name} is not finite")
         if bool((shares < 0).any()) or not bool((shares.sum(1) > 0).all()):
             raise CheckpointError("state: outcomes: shares are negative or all zero")
+        bounds = TerminationBounds.from_state(rest, (stack, inputs, shares.shape[1]), device)
         tensors = {name: tensor.to(device, torch.float32, copy=True) for name, tensor in state.items()}
         return cls(**tensors, bounds=bounds)
 
@@ -254,10 +255,10 @@ class OutcomeModel(NamedTuple):
     def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Draw the number of each row's outcome, ``(M, n, inputs) -> (2, M, n)``: by bounds, and by the classifier.
 
-        By bounds, rows within complete ones go on. Both times rows beyond a bound terminate.
+        By bounds, rows within do not have the outcomes whose bounds are complete. Both times rows beyond one terminate.
         """
         logits, beyond = self.logits(inputs), self.bounds.beyond(inputs)[..., None]
-        ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None, None] > 0
+        ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None] > 0
         classified = logits.masked_fill(beyond & ~ends, -math.inf)
         by_bounds = classified.masked_fill(~beyond & complete & ends, -math.inf)
         cumulative = torch.stack((by_bounds, classified)).softmax(-1).cumsum(-1)
@@ -266,10 +267,11 @@ class OutcomeModel(NamedTuple):
         return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
 
     def _chosen(self, by_bounds: Tensor, classified: Tensor) -> Tensor:
-        """The outcomes by bounds, for models whose rows terminate often enough by them; see `_draw`."""
+        """The outcomes by bounds, unless far too few rows of a large draw lie beyond them; see `_draw`."""
         found = self.terminated.gather(1, by_bounds).sum(1)
         wanted = (self.shares * self.terminated).sum(1) * by_bounds.shape[1]
-        return torch.where((found * _MOST_COPIES >= wanted)[:, None], by_bounds, classified)
+        too_few = (wanted >= _MOST_COPIES) & (found * _MOST_COPIES < wanted)
+        return torch.where(too_few[:, None], classified, by_bounds)
 
     def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""
@@ -296,6 +298,10 @@ class _Inputs(NamedTuple):
     def take(self, rows: Tensor) -> Tensor:
         """Inputs of the rows ``(M, k)``."""
         return self.features(take_rows(self.codes, rows))
+
+    def of_model(self, model: int, rows: Tensor) -> Tensor:
+        """Inputs of the rows ``(k,)`` of a model, ``(k, inputs)``."""
+        return self.features(self.codes[model : model + 1, rows])[0]
 
     def split(self, size: int) -> Iterator[Tensor]:
         """Inputs of all rows, `size` at a time."""
