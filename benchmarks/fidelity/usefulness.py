@@ -55,7 +55,7 @@ def rows_of(source: str, real: Transitions, count: int, seed: int) -> Transition
         config = build_generator_config(kind, changes)
         stack = len(real.rows)
         generator = DiffusionGenerator(real.spec, config, device=real.rows.device, seed=seed, stack=stack)
-        generator.fit(real if stack > 1 else real[0])
+        generator.fit(real if stack > 1 else Transitions(real.spec, real.rows[0]))
         return Transitions(real.spec, generator.sample(count).rows.view(stack, count, -1))
     if kind not in ("real", "again", "noise") or (kind != "noise" and changes) or not changes.keys() <= set(_NOISY):
         known = ", ".join(("real", "again", "noise", *GENERATOR_PRESETS))
