@@ -78,7 +78,6 @@ class GeneratorConfig:
     unsquash_actions: bool = False  # model bounded actions before the policy's tanh (atanh transform)
     find_limits: bool = False  # treat frequent extreme values of observations and rewards as clipping limits
     exact: bool = True  # keep discrete values, and how often outcomes (`terminated`, few rewards) occur; see `outcomes`
-    residuals: bool = False  # model what a linear prediction leaves of next observations and rewards
     consistent: bool = False  # next observations and rewards follow the rest of a row as closely as in the data
 
     # -- sampling
@@ -230,12 +229,12 @@ class GeneratorConfig:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> GeneratorConfig:
-        """Inverse of `to_json`; also reads settings of versions that lacked `exact`, `residuals` or `consistent`.
+        """Inverse of `to_json`; also reads settings of versions that lacked `exact` or `consistent`.
 
         Raises:
             ValueError: The settings are of a version with `predict_terminated`, and it was used.
         """
-        values = {"exact": False, "direct_rows": False, "residuals": False, "consistent": False, **values}
+        values = {"exact": False, "direct_rows": False, "consistent": False, **values}
         if values.pop("predict_terminated", False):
             raise ValueError("predict_terminated: this version has `exact` instead; fit the generator again")
         return cls(**{**values, "betas": tuple(values["betas"])})

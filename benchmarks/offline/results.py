@@ -30,7 +30,6 @@ DEFAULTS_OF_OLD_FILES = {
     "exact": False,
     "direct_rows": True,
     "find_limits": False,
-    "residuals": False,
     "consistent": False,
 }
 FAMILIES = ("locomotion", "mazes", "ant mazes")

@@ -228,7 +228,7 @@ class OfflineConfig:
         # Omitted at the value of older results, which are compared with these settings and do not have them. Rows of
         # all data sets are too short for `direct_rows`.
         generator = values["generator"]
-        omitted = {"exact": False, "find_limits": False, "direct_rows": True, "residuals": False, "consistent": False}
+        omitted = {"exact": False, "find_limits": False, "direct_rows": True, "consistent": False}
         omitted_here = {"precise": False, "worsen": None}
         for settings, name, old in (
             *((values, *item) for item in omitted_here.items()),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +25,45 @@ from synther_replay.common.regression import Regression
 from synther_replay.common.seeding import generator_for
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.errors import CheckpointError
-from synther_replay.model.columns import Columns
 from synther_replay.model.predicting import RealRows, fit_regression, new_regression
 
 _WIDEST = 256  # units of the hidden layers, at most
+_LARGEST = 10.0  # inputs are clipped: one outlier must not carry the prediction away
 _ROWS_AT_ONCE = 16_384  # over all models; bounds the memory of the activations
+
+
+class Columns(NamedTuple):
+    """Numbers of the codes that take part."""
+
+    known: Tensor  # observation and action, (k,)
+    now: Tensor  # observation values whose next values are predicted, (c,)
+    following: Tensor  # their next values, (c,)
+    reward: Tensor  # the reward, (1,); (0,) if it is not continuous
+
+    @classmethod
+    def of(cls, codec: TransitionCodec) -> Columns:
+        """Choose them for a fitted codec."""
+        spec, values = codec.spec, codec.continuous_observations
+        return cls(
+            codec.codes_of(spec.observations, spec.actions),
+            codec.plain_codes(values + spec.observations.start),
+            codec.plain_codes(values + spec.next_observations.start),
+            codec.codes_of(spec.rewards)[codec.continuous[spec.rewards]],
+        )
+
+    def shapes(self, width: int) -> tuple[Shape, Shape]:
+        """Sizes of the regressions of the change of the observation and of the reward."""
+        known, values = len(self.known), len(self.now)
+        return Shape(known, width, values), Shape(known + values, width, len(self.reward))
+
+    def changes(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the change of the observation."""
+        return codes[..., self.known].clamp(-_LARGEST, _LARGEST), codes[..., self.following] - codes[..., self.now]
+
+    def rewards(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the reward."""
+        inputs = torch.cat((codes[..., self.known], codes[..., self.following]), dim=-1)
+        return inputs.clamp(-_LARGEST, _LARGEST), codes[..., self.reward]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +127,7 @@ class Consistency:
             dynamics, rewards = (
                 fit_regression(rows, examples, shape, start, steps, rng, make)
                 for examples, shape, start in zip(
-                    (columns.changes, columns.rewards), _shapes(columns, width), starts, strict=True
+                    (columns.changes, columns.rewards), columns.shapes(width), starts, strict=True
                 )
             )
             found = cls(columns, width, (dynamics, rewards), codes.new_empty(0))
@@ -127,8 +161,8 @@ class Consistency:
         columns, width = Columns.of(codec), state["width"]
         if not isinstance(width, int) or not 0 < width <= _WIDEST:
             raise CheckpointError(f"state: consistency: expected a width from 1 to {_WIDEST}, got {width!r}")
-        sizes = [shape.parameters for shape in _shapes(columns, width)]
-        expected = {name: (stack, size) for name, size in zip(names, (*sizes, columns.predicted), strict=True)}
+        sizes = [shape.parameters for shape in columns.shapes(width)]
+        expected = {name: (stack, size) for name, size in zip(names, (*sizes, _deviating(columns)), strict=True)}
         found = {name: tuple(state[name].shape) for name in names}
         if found != expected:
             raise CheckpointError(f"state: consistency: got shapes {found}, expected {expected}")
@@ -141,7 +175,7 @@ class Consistency:
 
     def _predicted(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions of the next values and of the reward, given all else."""
-        shapes, columns = _shapes(self.columns, self.width), self.columns
+        shapes, columns = self.columns.shapes(self.width), self.columns
         change, reward = (
             shape.predict(weights, examples(codes)[0])
             for shape, weights, examples in zip(shapes, self.weights, (columns.changes, columns.rewards), strict=True)
@@ -163,7 +197,6 @@ class Consistency:
         codes[..., columns.reward] = self._predicted(codes)[1] + deviation  # that of the next observation of now
 
 
-def _shapes(columns: Columns, width: int) -> tuple[Shape, Shape]:
-    """Sizes of the regressions of the change of the observation and of the reward."""
-    known, values = len(columns.known), len(columns.now)
-    return Shape(known, width, values), Shape(known + values, width, len(columns.reward))
+def _deviating(columns: Columns) -> int:
+    """Number of codes that can deviate."""
+    return len(columns.now) + len(columns.reward)

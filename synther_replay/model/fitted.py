@@ -17,7 +17,6 @@ from synther_replay.data.table import RowTable
 from synther_replay.errors import GenerationError
 from synther_replay.model.consistency import Consistency
 from synther_replay.model.outcomes import OutcomeModel
-from synther_replay.model.residuals import Residuals
 
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
 _BLOCK = 65_536  # rows that are calibrated at once, over all models, which bounds the memory
@@ -53,7 +52,6 @@ class FittedModel:
         table: The rows themselves if no column of the data is continuous; the weights are not used then.
         conditions: Statistics of the conditions; None if the fit had none.
         calibration: Moves generated observations to where the real ones lie; None if they lie there.
-        residuals: What the codes of the denoisers hold of next observations and rewards; None: themselves.
         consistency: Makes next observations and rewards follow the rest of the row; None if that is off.
     """
 
@@ -63,7 +61,6 @@ class FittedModel:
     outcomes: OutcomeModel | None
     table: RowTable | None
     conditions: ConditionCodec | None
-    residuals: Residuals | None
     calibration: Calibration | None
     consistency: Consistency | None
 
@@ -123,8 +120,6 @@ class FittedModel:
 
         def write(start: int, chunk: Tensor) -> None:
             here = slice(start, start + chunk.shape[1])
-            if self.residuals is not None:
-                chunk = self.residuals.undo(chunk.clone())
             if self.consistency is not None:
                 chunk = self.consistency.applied(chunk)
             rows[:, here], valid = self.codec.decode_open(chunk)

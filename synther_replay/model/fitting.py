@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,6 @@ from synther_replay.model.consistency import Consistency
 from synther_replay.model.engine import Engine, Training
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
-from synther_replay.model.residuals import Residuals
 from synther_replay.model.windows import Windows, WindowSupply
 
 # Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
@@ -199,28 +197,15 @@ class FitJob:
         begun, data, engine = time.monotonic(), self._data, self.engine
         assert data is not None  # until there is a report
         result, training, outcomes = TrainingResult((0.0,) * engine.stack, None, 0, False), dict(self._start), None
-        residuals = None
         spent = 0.0
         if data.table is None:
-            if engine.config.residuals:
-                residuals = Residuals.fit(data.codes, data.codec, derive_seed(self.draws.seed, 12))
-            result, training = self._train(data, residuals)
+            result, training = self._train(data)
             spent = time.monotonic() - begun
             if engine.workers is not None:
                 spent = engine.workers.number_of_first(spent)
             outcomes = self._fit_outcomes(data, training)
         weights, frequencies = engine.weights(training)
-        model = FittedModel(
-            data.codec,
-            weights,
-            frequencies,
-            outcomes,
-            data.table,
-            data.conditions,
-            residuals,
-            calibration=None,
-            consistency=None,
-        )
+        model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None, None)
         if data.table is None and self._has_time_to_compare(result.steps, spent):
             model = self._compared(model, data, result.steps, training["fits"])
         self.model = model
@@ -248,19 +233,17 @@ class FitJob:
         finally:
             self._generators_draws.rejected += self.draws.rejected - rejected
 
-    def _train(self, data: FitData, residuals: Residuals | None) -> tuple[TrainingResult, Training]:
+    def _train(self, data: FitData) -> tuple[TrainingResult, Training]:
         plan = self._plan
-        codes = data.codes if residuals is None else residuals.apply(data.codes.clone())
-        train, held_out = codes, None
+        train, held_out = data.codes, None
         if data.held_out:
-            train, held_out = codes.tensor_split([-data.held_out], dim=1)
+            train, held_out = data.codes.tensor_split([-data.held_out], dim=1)
         condition = 0 if data.conditions is None else data.conditions.mean.shape[2]
         with progress_bar(plan.steps, "fitting", "step", shown=self._progress) as bar, ExitStack() as stack:
             fresh_rows = None
             if data.windows is not None:
                 draws = plan.steps * plan.batch_size
-                encode = partial(self._encode_window, residuals)
-                fresh_rows = stack.enter_context(WindowSupply(data.windows, draws, encode)).due
+                fresh_rows = stack.enter_context(WindowSupply(data.windows, draws, self._encode_window)).due
 
             def show(done: int, loss: float, held_out_loss: float | None) -> None:
                 text = "-" if held_out_loss is None else f"{held_out_loss:.4f}"
@@ -269,10 +252,9 @@ class FitJob:
 
             return self.engine.train(self._start, condition, self.draws.seed, train, held_out, plan, show, fresh_rows)
 
-    def _encode_window(self, residuals: Residuals | None, rows: Tensor) -> Tensor:
+    def _encode_window(self, rows: Tensor) -> Tensor:
         assert self._data is not None  # while it runs
-        codes = self._data.codec.encode(rows[None].to(self.engine.device))
-        return codes if residuals is None else residuals.apply(codes)
+        return self._data.codec.encode(rows[None].to(self.engine.device))
 
     def _has_time_to_compare(self, steps: int, seconds: float) -> bool:
         """Whether a comparison takes less than half the time of the training, and ends within the time limit.

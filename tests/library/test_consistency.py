@@ -15,8 +15,7 @@ from torch import Tensor
 from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.errors import CheckpointError
-from synther_replay.model.columns import Columns
-from synther_replay.model.consistency import Consistency
+from synther_replay.model.consistency import Columns, Consistency
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (2,)))
 CONFIG = GeneratorConfig.tiny(width=64, depth=2, steps=300, refit_steps=100, sampling_steps=12)
