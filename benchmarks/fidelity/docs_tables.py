@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synther_replay.benchmarks.common.formatting import markdown_table
+from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.fidelity.tables import ROUNDING_ERROR
 
 DATASET = "halfcheetah-medium-replay-regen"
@@ -62,6 +62,7 @@ def tables(results: Path) -> dict[str, str]:
         "fidelity-terminations-sets": _terminations(terminations["results"]),
         "fidelity-long-rows": _long_rows(long["tasks"]),
         "fidelity-consistency": _consistency(results / "fidelity" / "consistency"),
+        "fidelity-usefulness": _usefulness(results / "fidelity" / "usefulness"),
     }
 
 
@@ -132,6 +133,16 @@ def _consistency(folder: Path) -> str:
     head = ("marginal", "worst column", "correlation", "fit, s")
     errors = ("error of the next observation", "error of the reward")
     return markdown_table(("task", "`consistent`", *errors, *head), rows)
+
+
+def _usefulness(folder: Path) -> str:
+    """Returns of agents that learnt from rows of each source, a row per task and source."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        for source, found in json.loads(path.read_text())["results"].items():
+            own = ", ".join(f"{value:.0f}" for value in found["returns"])
+            rows.append([path.stem, f"`{source}`", mean_and_spread(found["returns"]), own])
+    return markdown_table(("task", "other half of each batch", "return", "by seed"), rows)
 
 
 def _variants(sources: dict[str, Any]) -> str:

@@ -40,5 +40,6 @@ def test_both_modes_are_measured(tmp_path, monkeypatch, capsys):
     assert len(inline["later_pauses"]) == len(other["later_pauses"]) == 1
     assert other["median_step_during_refit"] > 0
     table = background_table(written["results"])
-    assert len(table.splitlines()) == 8
+    assert len(table.splitlines()) == 9
+    assert "stands still for a later refit" in table
     assert "pause_seconds" in capsys.readouterr().out

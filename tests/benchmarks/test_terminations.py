@@ -35,12 +35,12 @@ def run(monkeypatch, *arguments):
 
 
 def test_flags_are_counted_with_and_without_exact(rows, tmp_path, monkeypatch):
-    run(monkeypatch, "--datasets", rows, "--rows", 200, "--out", tmp_path / "out.json")
+    run(monkeypatch, "--datasets", rows, "--rows", 1_000, "--out", tmp_path / "out.json")
     content = json.loads((tmp_path / "out.json").read_text())
     found = content["results"][str(rows)]
     assert set(found) == {"tiny, exact=False", "tiny, exact=True"}
     for entry in found.values():
-        assert entry["rows"] == 200
+        assert entry["rows"] == 1_000
         assert entry["precision"] * entry["terminated"] == pytest.approx(entry["both"])
         assert entry["recall"] * entry["by_rule"] == pytest.approx(entry["both"])
     exact = found["tiny, exact=True"]
