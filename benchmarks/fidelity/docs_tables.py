@@ -139,9 +139,10 @@ def _usefulness(folder: Path) -> str:
     """Returns of agents that learnt from rows of each source, a row per task and source."""
     rows = []
     for path in sorted(folder.glob("*.json")):
-        for source, found in json.loads(path.read_text())["results"].items():
+        content = json.loads(path.read_text())
+        for source, found in content["results"].items():
             own = ", ".join(f"{value:.0f}" for value in found["returns"])
-            rows.append([path.stem, f"`{source}`", mean_and_spread(found["returns"]), own])
+            rows.append([content["settings"]["env"], f"`{source}`", mean_and_spread(found["returns"]), own])
     return markdown_table(("task", "other half of each batch", "return", "by seed"), rows)
 
 
