@@ -46,22 +46,32 @@ from synther_replay.common.stacks import take_rows
 _NOISY = ("observations", "actions", "rewards", "next_observations", "both")
 
 
+def parsed(source: str) -> tuple[str, dict[str, Any]]:
+    """Kind and options of a source; raises an error for an unknown one."""
+    kind, *options = source.split() or [""]
+    changes = dict(setting(option, "--sources") for option in options)
+    if kind in GENERATOR_PRESETS:
+        build_generator_config(kind, changes)
+        return kind, changes
+    scales = kind == "noise" and all(type(scale) in (int, float) and scale >= 0 for scale in changes.values())
+    if kind not in ("real", "again", "noise") or (changes and not scales) or not changes.keys() <= set(_NOISY):
+        known = ", ".join(("real", "again", "noise", *GENERATOR_PRESETS))
+        raise ValueError(f"--sources: expected one of {known} with options, got {source!r}")
+    return kind, changes
+
+
 def rows_of(source: str, real: Transitions, count: int, seed: int) -> Transitions | None:
     """Rows ``(M, count)`` of a source, given real rows ``(M, n)``; None for `real`."""
-    kind, *options = source.split()
-    changes = dict(setting(option, "--sources") for option in options)
-    rng = generator_for(real.rows.device, seed)
+    kind, changes = parsed(source)
     if kind in GENERATOR_PRESETS:
         config = build_generator_config(kind, changes)
         stack = len(real.rows)
         generator = DiffusionGenerator(real.spec, config, device=real.rows.device, seed=seed, stack=stack)
         generator.fit(real if stack > 1 else Transitions(real.spec, real.rows[0]))
         return Transitions(real.spec, generator.sample(count).rows.view(stack, count, -1))
-    if kind not in ("real", "again", "noise") or (kind != "noise" and changes) or not changes.keys() <= set(_NOISY):
-        known = ", ".join(("real", "again", "noise", *GENERATOR_PRESETS))
-        raise ValueError(f"--sources: expected one of {known} with options, got {source!r}")
     if kind == "real":
         return None
+    rng = generator_for(real.rows.device, seed)
     chosen = torch.randint(real.rows.shape[1], (len(real.rows), count), generator=rng, device=rng.device)
     rows = take_rows(real.rows, chosen)
     for columns, scale in changes.items():
@@ -125,7 +135,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
-    args.agent = dict(setting(option, "--agent") for option in args.agent)
+    try:  # before minutes of training
+        args.agent = dict(setting(option, "--agent") for option in args.agent)
+        for source in args.sources:
+            parsed(source)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
     if args.out:
         make_folder_of(args.out)
     device, task = resolve_device(args.device), Task.named(args.env)
@@ -138,7 +153,8 @@ def main(argv: list[str] | None = None) -> None:
         results[source] = measure(args, source, task, real)
         print(markdown_table(("source", "return"), [[source, mean_and_spread(results[source]["returns"])]]), flush=True)
         if args.out:
-            settings = {key: getattr(args, key) for key in ("env", "updates", "utd", "synthetic", "critic", "agent")}
+            names = ("env", "seeds", "episodes", "updates", "utd", "synthetic", "critic", "agent")
+            settings = {key: getattr(args, key) for key in names}
             write_json(args.out, {"settings": settings, "rows": len(own), "results": results, **origin(device)})
 
 

@@ -65,7 +65,9 @@ def test_noise_in_both_keeps_the_change_of_the_observation(real: Transitions) ->
     assert not torch.allclose(plain.rows[..., spec.observations], noisy.rows[..., spec.observations], atol=1e-3)
 
 
-@pytest.mark.parametrize("source", ["tiiny", "real observations=1", "noise colour=1", "again steps=3"])
+@pytest.mark.parametrize(
+    "source", ["tiiny", "real observations=1", "noise colour=1", "again steps=3", "noise actions=much", ""]
+)
 def test_unknown_sources_are_refused(real: Transitions, source: str) -> None:
     with pytest.raises(ValueError, match=r"--sources: expected one of real, again, noise"):
         rows_of(source, stacked(real), 100, seed=0)
@@ -82,6 +84,12 @@ def test_the_command_measures_every_source(real: Transitions, tmp_path: Path) ->
         assert len(found["returns"]) == 2
         assert all(math.isfinite(value) and value > 0 for value in found["returns"])
     assert {"command", "commit", "machine", "settings"} <= written.keys()
+
+
+def test_a_bad_source_is_refused_before_any_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--env", TASK, "--rows", str(tmp_path / "missing.npz"), "--sources", "real", "tiny stepz=5"])
+    assert "stepz" in capsys.readouterr().err
 
 
 def test_rows_of_another_task_are_refused(
