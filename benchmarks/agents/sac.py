@@ -1,9 +1,9 @@
 """SAC and REDQ for many seeds at once: one stack of networks, one captured graph per environment step.
 
 Each environment step makes `updates` critic updates and one update of policy and temperature, as in the REDQ code base
-("policy delay"), or more (`policy_updates`). The rows of all batches come from one index_select. The policy is fixed
-during the critic updates before its own, so their next actions come from one forward pass. A critic update is then
-three Triton kernels for all seeds together, or about twenty PyTorch kernels.
+("policy delay"). The policy is fixed during the critic updates, so the rows of all batches come from one index_select
+and the next actions from one forward pass. A critic update is then three Triton kernels for all seeds together, or
+about twenty PyTorch kernels.
 
 Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
 
@@ -66,8 +66,6 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
-        policy_updates: Updates of policy and temperature per environment step, evenly among the critic updates.
-        target_entropy: Target entropy per action dimension; None: that of the task.
     """
 
     critics: int = 2
@@ -85,21 +83,11 @@ class Hyperparameters:
     normalise_observations: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
-    policy_updates: int = 1
-    target_entropy: float | None = None
 
     def __post_init__(self) -> None:
         """Validate all values."""
-        for name in ("critics", "updates", "batch_size", "hidden", "policy_updates"):
+        for name in ("critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        if self.updates % self.policy_updates:
-            raise ValueError(
-                f"policy_updates: expected a divisor of the {self.updates} critic updates, got {self.policy_updates}"
-            )
-        entropy = self.target_entropy
-        is_number = isinstance(entropy, int | float) and not isinstance(entropy, bool) and math.isfinite(entropy)
-        if not (entropy is None or is_number):
-            raise ValueError(f"target_entropy: expected a finite number or None, got {entropy!r}")
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
         for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate"):
@@ -132,7 +120,7 @@ class StackedSAC(CapturedLearner):
 
     Args:
         replay: Transitions of the agents.
-        target_entropy: Target entropy of the policies, unless the hyper-parameters have one.
+        target_entropy: Target entropy of the policies.
         settings: Hyper-parameters.
         seed: Random seed; equal seeds and calls give equal agents on the same device.
     """
@@ -142,11 +130,9 @@ class StackedSAC(CapturedLearner):
     ) -> None:
         """Draw the initial networks."""
         super().__init__(replay.device, seed)
-        self.replay, self.agents = replay, replay.agents
+        self.replay, self.target_entropy, self.agents = replay, target_entropy, replay.agents
         self.settings = settings = settings or Hyperparameters()
         spec = replay.spec
-        own = settings.target_entropy
-        self.target_entropy = target_entropy if own is None else own * spec.action_dim
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = settings.critic_shape(spec.observation_dim + spec.action_dim)
         self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent
@@ -170,7 +156,7 @@ class StackedSAC(CapturedLearner):
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
-        self.policy_steps = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
         self._learn: dict[bool, Callable[[], None]] = {}
@@ -219,11 +205,11 @@ class StackedSAC(CapturedLearner):
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
-        rates = self.critic.rates(self.policy_steps * updates, updates)
+        rates = self.critic.rates(self.environment_steps * updates, updates)
         for k in range(updates):
             self.critics.update(inputs[k], parts[:, :, k], excluded[k], rates[k])
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
-        self.policy_steps += 1
+        self.environment_steps += 1
 
     @torch.no_grad()
     def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
@@ -262,8 +248,7 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        steps = {"environment_steps": self.policy_steps}  # as in checkpoints of versions with one update per step
-        return {**moments, "target": self.target, **steps}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps}
 
     def _after_load(self) -> None:
         self.critics.refresh()
@@ -280,10 +265,10 @@ class StackedSAC(CapturedLearner):
         d_inputs = to_inputs(d_q).unflatten(0, (self.agents, settings.critics))
         d_out = policy_gradient(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
-        rates = self.policy.rates(self.policy_steps, 1)[0]
+        rates = self.policy.rates(self.environment_steps, 1)[0]
         self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
-        self.log_alpha.step(self.log_alpha.rates(self.policy_steps, 1)[0])
+        self.log_alpha.step(self.log_alpha.rates(self.environment_steps, 1)[0])
 
     def _normalised(self, rows: Tensor) -> Tensor:
         """Rows ``(M, ..., dim)`` as the networks see them."""
@@ -304,14 +289,12 @@ class StackedSAC(CapturedLearner):
         size = (self.agents, settings.updates, settings.batch_size)
         rows = self.replay.draw(settings.updates, settings.batch_size, self.rng)
         next_noise = self._normal(*size, spec.action_dim)
-        policy_noise = self._normal(self.agents, settings.policy_updates, settings.batch_size, spec.action_dim)
+        policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
         excluded = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
         if settings.critics > _PAIR:
             uniform = torch.rand(excluded.shape, generator=self.rng, device=self.device)
             excluded = torch.where(uniform.argsort(-1).argsort(-1) < _PAIR, 0.0, torch.inf)
-        blocks = (each.chunk(settings.policy_updates, dim) for each, dim in ((rows, 1), (next_noise, 1), (excluded, 0)))
-        for *block, noise in zip(*blocks, policy_noise.unbind(1), strict=True):
-            self.update(*block, noise)
+        self.update(rows, next_noise, excluded, policy_noise)
 
     @torch.no_grad()
     def _choose_actions(self) -> None:

@@ -123,7 +123,7 @@ class TestRun:
         assert len({point["returns"][0] for point in result["curve"]}) > 2  # it has learnt something in between
         assert run.agents.replay.count == STEPS
         assert run.agents.replay.has_synthetic
-        assert int(run.agents.learner.policy_steps) == STEPS - 70
+        assert int(run.agents.learner.environment_steps) == STEPS - 70
         assert not (tmp_path / "c").exists()
 
     def test_value_estimates_are_of_the_latest_steps_once_training_started(self, tmp_path, monkeypatch):
@@ -432,7 +432,7 @@ class TestFailingSeeds:
 
         def spoilt(self):
             learn(self)
-            if int(self.policy_steps) == 50:
+            if int(self.environment_steps) == 50:
                 self.policy.parameters[0] = math.nan
 
         monkeypatch.setattr(online_stand_ins.online_actors.StackedSAC, "learn", spoilt)

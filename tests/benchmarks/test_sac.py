@@ -271,10 +271,6 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"critic_hidden": 0}, "critic_hidden"),
         ({"temperature_rate": 0.0}, "temperature_rate"),
         ({"temperature_rate": True}, "temperature_rate"),
-        ({"target_entropy": math.inf}, "target_entropy"),
-        ({"target_entropy": True}, "target_entropy"),
-        ({"policy_updates": 3, "updates": 20}, "policy_updates"),
-        ({"policy_updates": 0}, "policy_updates"),
     ],
 )
 def test_invalid_hyperparameters_are_refused_with_their_name(options, message):
@@ -352,37 +348,6 @@ def test_actions_follow_the_policy_and_its_seed():
     one.reseed(0)
     one.act()
     assert torch.equal(one.actions, first)
-
-
-def test_critic_updates_are_divided_among_the_policy_updates(monkeypatch):
-    whole, parts = stacked(2, critics=3), stacked(2, critics=3, policy_updates=2)
-    given = {whole: [], parts: []}
-    for learner in given:
-        for k in range(50):
-            learner.replay.add(random_rows(2, seed=k))
-        monkeypatch.setattr(learner, "update", lambda *drawn, to=given[learner]: to.append(drawn))
-        learner.reseed(1)
-        learner.learn()
-    (rows, next_noise, _, _), *_ = given[whole]
-    first, second = given[parts]
-    assert torch.equal(torch.cat((first[0], second[0]), 1), rows)
-    assert torch.equal(torch.cat((first[1], second[1]), 1), next_noise)
-    assert first[2].shape == second[2].shape == (UPDATES // 2, 2, 3)
-    assert (first[2].isfinite().sum(-1) == 2).all()
-    assert first[3].shape == (2, BATCH, ACTIONS) and not torch.equal(first[3], second[3])
-
-
-def test_policy_updates_are_counted():
-    learner = stacked(policy_updates=2)
-    for k in range(50):
-        learner.replay.add(random_rows(1, seed=k))
-    learner.learn()
-    assert int(learner.policy_steps) == 2
-
-
-def test_the_target_entropy_is_that_of_the_task_unless_given():
-    assert stacked().target_entropy == -1.5
-    assert stacked(target_entropy=-0.5).target_entropy == -0.5 * ACTIONS
 
 
 def test_a_restored_learner_continues_identically():
