@@ -102,6 +102,25 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def refit_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all refits in the background on a device; memory that one frees is for the next."""
+    return _refit_stream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _refit_stream(index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)
+
+
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream to capture on. PyTorch has 32 of them, which come round again, so it can be given that of the refits.
+
+    What a refit computes on a stream meanwhile would become part of the graph, whichever thread captures.
+    """
+    streams = (torch.cuda.Stream(device) for _ in range(2))
+    return next(stream for stream in streams if stream != refit_stream(device))
+
+
 def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], None]:
     """Capture `function` as a CUDA graph and return a function that replays it.
 
@@ -110,7 +129,7 @@ def capture(function: Callable[[], None], rng: torch.Generator) -> Callable[[], 
     during one. The caller restores the state that these calls change.
     """
     with torch.cuda.device(rng.device):
-        stream = torch.cuda.Stream()
+        stream = capture_stream(rng.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):

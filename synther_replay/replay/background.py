@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from synther_replay.common.acceleration import refit_stream
 from synther_replay.common.cancelling import cancelled_when
 from synther_replay.common.checks import whole_number
 from synther_replay.common.requests import Requests, asking
@@ -133,7 +134,7 @@ class BackgroundRefit:
         self._requests = Requests()
         stream = None
         if self._device.type == "cuda":
-            stream = _stream(self._device)
+            stream = refit_stream(self._device)
             # For the rows, and for memory of the last refit that the learner has just freed.
             stream.wait_stream(torch.cuda.current_stream(self._device))
         # A daemon: it must not keep the interpreter from ending; see `_end_all`.
@@ -216,12 +217,6 @@ def restored_refit(
     logger.info("the refit begun at step %d was waited for when it was saved; its rows are taken at step %d", steps, at)
     job = job_of(ResultFit(spec, generator, guide, computed), steps, real_rows)
     return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all refits on a device; memory that one frees is for the next."""
-    return torch.cuda.Stream(device)
 
 
 def _compute(

@@ -18,7 +18,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
-from synther_replay.common.acceleration import capture
+from synther_replay.common.acceleration import capture, capture_stream, refit_stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -90,3 +90,10 @@ def test_a_resumed_run_is_the_run(relevance: str | None, tmp_path: Path):
     again.load(tmp_path / "run")
     run(again, 6, 5)
     assert torch.equal(whole.store.rows, again.store.rows)
+
+
+def test_no_graph_is_captured_on_the_stream_of_refits():
+    device = torch.device("cuda")
+    own = refit_stream(device)
+    assert all(capture_stream(device) != own for _ in range(100))  # PyTorch gives its 32 streams in turn
+    assert any(torch.cuda.Stream(device) == own for _ in range(100))
