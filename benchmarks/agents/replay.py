@@ -9,7 +9,6 @@ from torch import Tensor
 
 from synther_replay import Transitions, TransitionSpec
 from synther_replay.replay.mixed_rows import MixedRows
-from synther_replay.replay.mixing import split_batch
 
 
 class StackedReplay:
@@ -57,10 +56,6 @@ class StackedReplay:
         """Replace the synthetic transitions of all agents."""
         self.synthetic.copy_(transitions.rows.view(self.synthetic.shape))
         self.has_synthetic = True
-
-    def real_rows_of(self, batch_size: int) -> int:
-        """Number of real rows of a batch; they come first."""
-        return split_batch(batch_size, self.mixed.real_ratio, synthetic_available=self.has_synthetic)[0]
 
     def draw(self, batches: int, batch_size: int, rng: torch.Generator) -> Tensor:
         """Draw batches for each agent, ``(M, batches, batch_size, dim)``; real rows come first."""

@@ -43,8 +43,6 @@ from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gr
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import generator_for
 
-_BALANCE_RATE = 0.005  # of the running mean of the gap of TD errors, per environment step
-
 
 @dataclass(frozen=True)
 class Hyperparameters:
@@ -52,7 +50,8 @@ class Hyperparameters:
 
     Attributes:
         critics: Critics per agent.
-        target_critics: How many of them the minimum of a target is over, drawn for each update.
+        target_critics: How many of them the minimum of a target is over, drawn for each update; the larger, the more
+            cautious are the values.
         updates: Critic updates per environment step.
         batch_size: Rows per update.
         hidden: Width of the hidden layers.
@@ -67,9 +66,6 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
-        balanced_targets: Whether targets of synthetic rows are shifted so that their mean TD error is that of real
-            ones. A generator whose next observations are worth a little more than the real ones would otherwise raise
-            all values, by up to ``1 / (1 - gamma)`` times as much.
     """
 
     critics: int = 2
@@ -88,7 +84,6 @@ class Hyperparameters:
     normalise_observations: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
-    balanced_targets: bool = False
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -107,7 +102,7 @@ class Hyperparameters:
                 or (name != "weight_decay" and not value)
             ):
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
-        for name in ("layer_norm", "feature_norm", "normalise_observations", "balanced_targets"):
+        for name in ("layer_norm", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.blocks and (self.layer_norm or self.feature_norm):
@@ -163,7 +158,6 @@ class StackedSAC(CapturedLearner):
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
-        self.excess = torch.zeros(self.agents, 1, device=self.device)  # of synthetic TD errors over real ones
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
         self._learn: dict[bool, Callable[[], None]] = {}
@@ -213,12 +207,8 @@ class StackedSAC(CapturedLearner):
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         rates = self.critic.rates(self.environment_steps * updates, updates)
-        real = self.replay.real_rows_of(batch) if settings.balanced_targets else batch
-        parts[1, ..., real:] -= self.excess.unsqueeze(1)
         for k in range(updates):
-            next_q = self.critics.update(inputs[k], parts[:, :, k], excluded[k], rates[k])
-        if real < batch:
-            self._measure_excess(real, inputs[-1, 0], parts[:, :, -1], next_q, excluded[-1])
+            self.critics.update(inputs[k], parts[:, :, k], excluded[k], rates[k])
         self._update_policy(rows[:, -1, :, spec.observations], policy_noise, alpha)
         self.environment_steps += 1
 
@@ -241,7 +231,6 @@ class StackedSAC(CapturedLearner):
         values, _ = values_of(self.critic.parameters, self.critic_shape, inputs)
         values = values.view(self.agents, -1)
         return {
-            "excess": self.excess.squeeze(1),
             "reward": rows[..., spec.rewards.start].mean(1),
             "value": values.mean(1),
             "lowest": values.amin(1),
@@ -260,8 +249,7 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        extra = {"excess": self.excess} if self.settings.balanced_targets else {}
-        return {**moments, "target": self.target, "environment_steps": self.environment_steps, **extra}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps}
 
     def _after_load(self) -> None:
         self.critics.refresh()
@@ -282,16 +270,6 @@ class StackedSAC(CapturedLearner):
         self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(self.log_alpha.rates(self.environment_steps, 1)[0])
-
-    def _measure_excess(self, real: int, inputs: Tensor, bellman: Tensor, next_q: Tensor, excluded: Tensor) -> None:
-        """Follow the mean TD error of synthetic rows, without the shift of their targets, less that of real ones."""
-        critics = self.settings.critics
-        repeated = inputs.unsqueeze(1).expand(-1, critics, -1, -1).flatten(0, 1).contiguous()
-        q, _ = values_of(self.critic.parameters, self.critic_shape, repeated)
-        target = bellman[0] * (next_q + excluded.unsqueeze(-1)).amin(1) + bellman[1]
-        error = target - q.view(self.agents, critics, -1).mean(1)
-        gap = error[:, real:].mean(1, True) + self.excess - error[:, :real].mean(1, True)
-        self.excess.lerp_(gap, _BALANCE_RATE)
 
     def _normalised(self, rows: Tensor) -> Tensor:
         """Rows ``(M, ..., dim)`` as the networks see them."""

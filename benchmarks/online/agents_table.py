@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
-from synther_replay.benchmarks.online.results import read_run
+from synther_replay.benchmarks.online.results import Run, read_run
 
-_SHOWN = {
-    "temperature": "first temperature",
-    "temperature_rate": "its learning rate",
-    "weight_decay": "weight decay",
-    "normalise_observations": "normalised",
-    "learning_rate": "learning rate",
-    "gamma": "discount",
+_WORDS = {
+    "critics": "{} critics",
+    "target_critics": "minimum of {}",
+    "temperature": "temperature from {:g}",
+    "temperature_rate": "temperature's rate {:g}",
+    "weight_decay": "weight decay {:g}",
+    "learning_rate": "learning rate {:g}",
+    "gamma": "discount {:g}",
 }
-_EARLY, _LAST = 30_000, 50_000  # steps
-HEADER = ("task", "critics", "updates", "synthetic rows", "`consistent`", *_SHOWN.values(), "seeds")
+_USUAL_UPDATES = 20
+_STEPS = (30_000, 40_000, 50_000)
+_HEADER = ("task", "agent", "synthetic rows", "seeds", *(f"return at {step:,}" for step in _STEPS))
 
 
 def table(folder: Path) -> str:
-    """A row per result: the agent, and its return at 30,000 and 50,000 steps.
+    """A row per result: what differs from the agent of the main table, and the returns.
 
     Args:
         folder: Folder with a folder of result files of `online_dmc.py` per task.
@@ -29,17 +32,25 @@ def table(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem), path.stem)):
         run = read_run(path)
-        changed = run.settings.get("agent", {})
-        values = {name: changed.get(name, getattr(Hyperparameters, name)) for name in _SHOWN}
-        values["temperature_rate"] = values["temperature_rate"] or values["learning_rate"]
-        shown = [_yes(value) if isinstance(value, bool) else f"{value:g}" for value in values.values()]
-        returns = [mean_and_spread(run.at(step).tolist()) for step in (_EARLY, _LAST)]
-        share, consistent = f"{run.synthetic_share:.0%}", None
-        if run.synthetic_share:
-            consistent = _yes(run.settings["generator"].get("consistent", False))
-        rows.append([run.task, run.settings["critic"], run.utd, share, consistent, *shown, len(run.returns), *returns])
-    return markdown_table((*HEADER, *(f"return at {step:,}" for step in (_EARLY, _LAST))), rows)
+        returns = [mean_and_spread(run.at(step).tolist()) if step in run.steps else None for step in _STEPS]
+        rows.append([run.task, _agent(run), _rows(run), len(run.returns), *returns])
+    return markdown_table(_HEADER, rows)
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _agent(run: Run) -> str:
+    words = [run.settings["critic"], *_changes(run.settings.get("agent", {}))]
+    if run.utd != _USUAL_UPDATES:
+        words.append(f"{run.utd} updates")
+    return ", ".join(words)
+
+
+def _changes(agent: Mapping[str, Any]) -> list[str]:
+    words = [text.format(agent[name]) for name, text in _WORDS.items() if name in agent]
+    return [*words, "normalised"] if agent.get("normalise_observations") else words
+
+
+def _rows(run: Run) -> str:
+    if not run.synthetic_share:
+        return "none"
+    consistent = ", `consistent`" if run.settings["generator"].get("consistent", False) else ""
+    return f"{run.synthetic_share:.0%}{consistent}"

@@ -45,6 +45,7 @@ def tables(results: Path) -> dict[str, str]:
         "scale-streaming": streaming.table(json.loads((folder / "streaming-cpu.json").read_text())),
         "scale-ray": ray_tables(json.loads((folder / "ray-cpu.json").read_text())),
         "scale-cost": scaling.cost_table(folder),
+        "scale-shards": scaling.shards_table(folder),
         "scale-plan": scaling.plan_table(folder),
         "speed-adapters": adapters_table({name: _of_adapters(folder, name.lower()) for name in ("CPU", "H200")}),
         "speed-published-run": published_run_table(gpu),

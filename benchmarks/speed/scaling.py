@@ -20,7 +20,8 @@ def cost_table(folder: Path) -> str:
     Args:
         folder: Result files on speed.
     """
-    gpu, command, written, ray = _measured(folder)
+    gpu, command, sharded, written, ray = _measured(folder)
+    shards = sharded["runs"][-1]
     run, columns = command["runs"][-1], written["results"]["columns"]
     tiny = json.loads((folder / "command-line-cpu.json").read_text())["runs"][0]["generate_seconds"] * 10
     rows = [
@@ -32,6 +33,12 @@ def cost_table(folder: Path) -> str:
             4 * columns,
         ],
         ["writing HDF5", "host of it", _s(run["write_seconds"] * 1e6 / run["rows"]), run["bytes"] / run["rows"]],
+        [
+            "generation and 100 Parquet files at once",
+            "host of it",
+            _s(_of_run(shards)),
+            shards["bytes"] / shards["rows"],
+        ],
         *(
             [f"writing {name}", "one CPU core", f"{_processor(written, name):.2g} s", _bytes(written, name)]
             for name in written["results"]["formats"]
@@ -49,11 +56,12 @@ def plan_table(folder: Path) -> str:
     Args:
         folder: Result files on speed.
     """
-    _, command, written, _ = _measured(folder)
-    size, millions = _bytes(written, "Parquet") * ROWS, ROWS / 1e6
+    _, _, command, written, _ = _measured(folder)
+    run, millions = command["runs"][-1], ROWS / 1e6
+    size = run["bytes"] / run["rows"] * ROWS
     disk, cores = command["disk_bytes_per_second"], command["machine"]["cores"]
     parts = {
-        "GPU: generation": [_of_run(command["runs"][-1]) * millions / hosts for hosts in HOSTS],
+        "GPU and its host: generation to shards": [_of_run(run) * millions / hosts for hosts in HOSTS],
         f"CPU: compression on {cores} cores a host": [
             _processor(written, "Parquet") * millions / cores / hosts for hosts in HOSTS
         ],
@@ -66,16 +74,45 @@ def plan_table(folder: Path) -> str:
     return markdown_table((f"{ROWS:,} rows, computed", *head), [*rows, ["**bound by**", *bounds]])
 
 
-def _measured(folder: Path) -> tuple[float, dict[str, Any], dict[str, Any], float]:
-    """Seconds of a million rows on a GPU, files of `upsampling.py` and `writing.py`, seconds that Ray adds."""
+def shards_table(folder: Path) -> str:
+    """What `synther upsample` to shards took, for two numbers of rows.
+
+    Args:
+        folder: Result files on speed.
+    """
+    content = json.loads((folder / f"{_SHARDED}.json").read_text())
+    runs, speed = content["runs"], content["disk_bytes_per_second"]
+    parts = {
+        "the whole command": [f"{run['wall_seconds']:.1f} s" for run in runs],
+        f"fit to {runs[0]['real_rows']:,} rows": [f"{run['fit']['seconds']:.1f} s" for run in runs],
+        "generation and files": [f"{run['generate_seconds']:.1f} s" for run in runs],
+        "bytes of the files": [f"{run['bytes'] / 1e9:.1f} GB" for run in runs],
+        "share of the disk's speed meanwhile": [
+            f"{run['bytes'] / run['generate_seconds'] / speed:.0%}" for run in runs
+        ],
+        "GPU busy, share of the whole command": [f"{_busy(run):.0%}" for run in runs],
+        "largest memory of the process": [f"{run['peak_bytes'] / 1e9:.1f} GB" for run in runs],
+    }
+    head = (f"{content['shards']} Parquet files, one H200", *(f"{run['rows']:,} rows" for run in runs))
+    return markdown_table(head, [[name, *values] for name, values in parts.items()])
+
+
+def _busy(run: dict[str, Any]) -> float:
+    """Mean share of the time in which a kernel ran."""
+    return statistics.mean(share for _, share in run["gpu_busy"])
+
+
+def _measured(folder: Path) -> tuple[float, dict[str, Any], dict[str, Any], dict[str, Any], float]:
+    """Seconds of a million rows on a GPU, two files of `upsampling.py`, that of `writing.py`, seconds that Ray adds."""
     read = {name: json.loads((folder / f"{name}.json").read_text()) for name in _FILES}
-    gpu, command, written, ray = (read[name] for name in _FILES)
+    gpu, command, sharded, written, ray = (read[name] for name in _FILES)
     generation, overhead = gpu["results"]["generation, fast"], ray["overhead"]
     added = overhead["overhead_seconds"]["sample"] * 1e6 / overhead["rows"]
-    return generation["s"] * 1e6 / generation["rows"], command, written, added
+    return generation["s"] * 1e6 / generation["rows"], command, sharded, written, added
 
 
-_FILES = ("throughput-h200", "upsampling-h200", "writing-cpu", "ray-cpu")
+_SHARDED = "upsampling-100m-h200"
+_FILES = ("throughput-h200", "upsampling-h200", _SHARDED, "writing-cpu", "ray-cpu")
 
 
 def _of_run(run: dict[str, Any]) -> float:

@@ -398,18 +398,18 @@ def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeyp
 
 
 def test_table_of_agents_shows_what_differs_from_the_default_agent(tmp_path):
-    changes = {"temperature": 0.01, "normalise_observations": True}
+    changes = {"target_critics": 4, "temperature": 0.01, "normalise_observations": True}
     shared = {"critic": "layernorm", "real_ratio": 0.9}
     asked = {**shared, "algo": "synther", "agent": changes, "generator": {"consistent": True}}
-    for name, settings, early, late in (
-        ("synther", asked, [5.0, 15.0], [10.0, 30.0]),
-        ("sac20", {**shared, "algo": "sac20"}, [2.0], [1.0]),
+    for name, settings, updates, early, late in (
+        ("synther", asked, 5, [5.0, 15.0], [10.0, 30.0]),
+        ("sac20", {**shared, "algo": "sac20"}, 20, [2.0], [1.0]),
     ):
         curve = [{"step": 30_000, "returns": early}, {"step": 50_000, "returns": late}]
-        write(tmp_path, "Ant-v4", name, late, utd=20, steps=50_000, settings=settings, curve=curve)
+        write(tmp_path, "Ant-v4", name, late, utd=updates, steps=50_000, settings=settings, curve=curve)
     rows = agents_table.table(tmp_path).splitlines()[2:]
     plain, changed = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
-    assert plain[:9] == ["Ant-v4", "layernorm", "20", "0%", "-", "1", "0.0003", "0", "no"]
-    assert changed[:9] == ["Ant-v4", "layernorm", "20", "10%", "yes", "0.01", "0.0003", "0", "yes"]
-    assert (plain[-3], changed[-3]) == ("1", "2")
-    assert changed[-2].startswith("10 ") and changed[-1].startswith("20 ")
+    assert plain == ["Ant-v4", "layernorm", "none", "1", "2", "-", "1"]
+    agent = "layernorm, minimum of 4, temperature from 0.01, normalised, 5 updates"
+    assert changed[:4] == ["Ant-v4", agent, "10%, `consistent`", "2"]
+    assert changed[4].startswith("10 ") and changed[5] == "-" and changed[6].startswith("20 ")

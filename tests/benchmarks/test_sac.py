@@ -421,3 +421,21 @@ class TestOnGpu:
             eager._draw_and_update()
         for name, tensor in eager.state_dict().items():
             torch.testing.assert_close(captured.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(("critics", "used"), [(2, 2), (5, 3), (4, 4), (1, 1)])
+def test_targets_are_the_minimum_over_so_many_critics(critics, used, monkeypatch):
+    learner = stacked(agents=3, critics=critics, target_critics=max(used, 2))
+    learner.replay.load_state_dict({"real": random_rows(3, 50), "synthetic": None})
+    drawn = []
+    monkeypatch.setattr(learner, "update", lambda rows, noise, excluded, policy_noise: drawn.append(excluded))
+    for _ in range(5):
+        learner.learn()
+    in_use = torch.stack(drawn) == 0
+    assert (in_use.sum(-1) == used).all()
+    assert in_use.flatten(0, 2).any(0).all()  # each critic in turn
+
+
+def test_the_number_of_target_critics_is_checked():
+    with pytest.raises(ValueError, match="target_critics"):
+        Hyperparameters(target_critics=0)
