@@ -140,10 +140,12 @@ def _usefulness(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
+        machine = content["machine"]["accelerator"] or "CPU"
         for source, found in content["results"].items():
             own = ", ".join(f"{value:.0f}" for value in found["returns"])
-            rows.append([content["settings"]["env"], f"`{source}`", mean_and_spread(found["returns"]), own])
-    return markdown_table(("task", "other half of each batch", "return", "by seed"), rows)
+            spread = mean_and_spread(found["returns"])
+            rows.append([content["settings"]["env"], machine, f"`{source}`", spread, own])
+    return markdown_table(("task", "machine", "other half of each batch", "return", "by seed"), rows)
 
 
 def _variants(sources: dict[str, Any]) -> str:
