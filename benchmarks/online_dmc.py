@@ -15,6 +15,7 @@ Critics (``--critic``):
     plain      two hidden layers, as published
     layernorm  with layer norm before the activations
     features   with normalised features before the last layer
+    cautious   four critics with layer norm, targets are the minimum of all
     ensemble   ten critics with layer norm
     residual   residual blocks, normalised observations, weight decay
 

@@ -46,6 +46,6 @@ def out_of_range(estimates: Mapping[str, Sequence[float]]) -> list[int]:
 
 def advice(seeds: Sequence[int], critic: str) -> str:
     """A line of progress for seeds whose critics have left the range."""
-    hint = "--critic layernorm" if critic == PLAIN else "fewer updates per step (--utd)"
+    hint = "--critic layernorm" if critic == PLAIN else "--critic cautious or fewer updates per step (--utd)"
     listed = ", ".join(map(str, seeds))
     return f"values of seed(s) {listed} left the range that rewards and discount allow; critics diverge, try {hint}"
