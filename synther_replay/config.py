@@ -148,7 +148,7 @@ class GeneratorConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> GeneratorConfig:
-        """Default on a CPU: a small network, so that a refit takes seconds; at most a minute for long rows.
+        """Default on a CPU: a small network, so that the first fit takes at most a minute and later ones seconds.
 
         What so small a network gets wrong of the dynamics is corrected (`consistent`).
         """
@@ -156,7 +156,6 @@ class GeneratorConfig:
             width=128,
             depth=3,
             embedding=64,
-            steps=2_000,
             refit_steps=500,
             batch_size=256,
             large_batch_size=256,
