@@ -27,7 +27,8 @@ TITLES = {
     OTHER_SEEDS: "SynthER `fast()`, seeds 100-107",
     "synther-paper": "SynthER `paper()`",
     "sb3-sac": "SAC of Stable-Baselines3",
-    "sb3-sac-mean-xavier": "the same, REDQ's initial weights and policy loss",
+    "sb3-sac-mean-xavier": "SAC of Stable-Baselines3, REDQ's initial weights and policy loss",
+    "sb3-buffer-tiny": "the same with `SynthERBuffer`, generator `tiny()`",
     "sb3-sac20": "`FastSAC`",
     "sb3-synther-fast": "`FastSAC` with `SynthERBuffer`",
     "sb3-synther-fast-mean-xavier": "the same, REDQ's initial weights and policy loss",
@@ -163,7 +164,7 @@ def _stable_baselines(main: Path) -> str:
     rows = []
     for task in TASKS:
         for utd, step, *names in (
-            (1, EARLY_STEP, "sac", "sb3-sac", "sb3-sac-mean-xavier"),
+            (1, EARLY_STEP, "sac", "sb3-sac", "sb3-buffer-tiny", "sb3-sac-mean-xavier"),
             (20, STEP, "sac20", "sb3-sac20"),
             (20, STEP, SUBJECT, "sb3-synther-fast", "sb3-synther-fast-mean-xavier"),
             (20, STEP, f"{SUBJECT}-layernorm", "sb3-synther-fast-layernorm"),

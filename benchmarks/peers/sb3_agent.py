@@ -35,7 +35,13 @@ ALGORITHMS: dict[str, tuple[type[SAC], dict[str, Any]]] = {
     "sac": (SAC, {}),
     "sac20": (FastSAC, _MANY),
     "synther": (FastSAC, {**_MANY, "replay_buffer_class": SynthERBuffer}),
+    "buffer": (SAC, {"replay_buffer_class": SynthERBuffer}),
 }
+
+
+def has_buffer(algo: str) -> bool:
+    """Whether an algorithm has synthetic rows."""
+    return "replay_buffer_class" in ALGORITHMS[algo][1]
 
 
 @dataclass(frozen=True)
@@ -77,10 +83,10 @@ class Settings:
         for name in ("seeds", "steps", "every", "episodes", "random_steps"):
             whole_number(name, getattr(self, name))
         whole_number("first_seed", self.first_seed, least=0)
-        if self.algo == "synther" and self.preset not in PRESETS:
+        if has_buffer(self.algo) and self.preset not in PRESETS:
             raise ValueError(f"--preset: expected one of {', '.join(PRESETS)}, got {self.preset!r}")
-        if self.algo != "synther" and self.preset:
-            raise ValueError(f"--preset requires --algo synther, got --algo {self.algo}")
+        if not has_buffer(self.algo) and self.preset:
+            raise ValueError(f"--preset requires --algo synther or buffer, got --algo {self.algo}")
 
     @property
     def name(self) -> str:
@@ -105,7 +111,7 @@ class Settings:
         for name in ("preset", "policy", "first_seed"):  # as in results from before there were others
             if values[name] == getattr(Settings, name):
                 del values[name]
-        if self.algo == "synther":
+        if has_buffer(self.algo):
             options = self.buffer_options()
             values |= {"generator": options["generator"].to_json(), "schedule": asdict(options["schedule"])}
         as_read: dict[str, Any] = json.loads(json.dumps(values))
@@ -191,7 +197,7 @@ def train(
 def build(settings: Settings, seed: int) -> SAC:
     """Create the model."""
     algorithm, options = ALGORITHMS[settings.algo]
-    if settings.algo == "synther":
+    if has_buffer(settings.algo):
         options = {"replay_buffer_kwargs": settings.buffer_options(), **options}
     model = algorithm(
         POLICIES[settings.policy],

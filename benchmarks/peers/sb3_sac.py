@@ -11,6 +11,7 @@ Algorithms:
     sac      SAC of Stable-Baselines3
     sac20    our FastSAC, 20 updates per environment step, the actor updated after the last
     synther  the same with SynthERBuffer
+    buffer   SAC of Stable-Baselines3 with SynthERBuffer and nothing else changed
 
 Two things differ from our learner by design. The actor of Stable-Baselines3 maximises the smaller of two critics; ours
 maximises their mean, as in the REDQ code base. The initial weights have other scales. ``--policy-by mean`` and ``--init
@@ -40,7 +41,7 @@ from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.resumable import is_done, resume_hint, save_result
 from synther_replay.benchmarks.environments.tasks import Task
-from synther_replay.benchmarks.peers.sb3_agent import ALGORITHMS, POLICIES, Progress, Settings, train
+from synther_replay.benchmarks.peers.sb3_agent import ALGORITHMS, POLICIES, Progress, Settings, has_buffer, train
 from synther_replay.common.checks import resolve_device, whole_number
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per seed
@@ -156,7 +157,7 @@ def parse() -> argparse.Namespace:
     try:
         device = resolve_device(args.device)
         args.device = str(device)
-        if args.algo == "synther" and args.preset is None:  # the defaults of `SynthERBuffer`
+        if has_buffer(args.algo) and args.preset is None:  # the defaults of `SynthERBuffer`
             args.preset = "fast" if device.type == "cuda" else "tiny"
         args.workers = os.cpu_count() or 1 if args.workers is None else args.workers
         args.settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})

@@ -114,9 +114,12 @@ def quick(monkeypatch):
     return Settings("Pendulum-v1", "synther", "tiny", steps=56, every=28, episodes=1, random_steps=50)
 
 
-def test_synther_has_synthetic_rows_in_its_batches(made, quick, train):
-    assert list(train(quick).returns) == [28, 56]
+@pytest.mark.parametrize(("algo", "kind", "updates"), [("synther", FastSAC, 20), ("buffer", SAC, 1)])
+def test_there_are_synthetic_rows_in_the_batches(algo, kind, updates, made, quick, train):
+    settings = replace(quick, algo=algo)
+    assert list(train(settings).returns) == [28, 56]
     assert len(made[0].replay_buffer.source.store) == 64
+    assert (type(made[0]), made[0].gradient_steps, settings.utd) == (kind, updates, updates)
 
 
 def test_a_stopped_run_resumes_with_its_rows_and_model(made, monkeypatch, quick, train):
@@ -148,7 +151,7 @@ def test_a_stopped_run_resumes_with_its_rows_and_model(made, monkeypatch, quick,
         (["--env", "Pendulum-v1", "--seeds", "0"], "seeds: "),
         (["--env", "Pendulum-v1", "--workers", "0"], "workers: "),
         (["--env", "Pendulum-v1", "--algo", "ppo"], "--algo: invalid choice"),
-        (["--env", "Pendulum-v1", "--preset", "tiny"], "--preset requires --algo synther, got"),
+        (["--env", "Pendulum-v1", "--preset", "tiny"], "--preset requires --algo synther or buffer, got"),
         (["--env", "Pendulum-v1", "--policy", "CnnPolicy"], "--policy: invalid choice"),
         (["--env", "Pendulum-v1", "--device", "gpu"], "device: "),
     ],
