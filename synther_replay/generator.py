@@ -423,7 +423,10 @@ class DiffusionGenerator:
         if self.stack > 1 or has_more:
             raise ValueError("transitions: conditions, weights and stacks need Transitions in memory, got a stream")
         check_spec(stream.spec, self.spec)  # before it is read
-        return Windows(stream, None if size is None else whole_number("window", size, least=self.min_rows), self.seed)
+        # A window has about so many rows, by chance.
+        return Windows(
+            stream, None if size is None else whole_number("window", size, least=2 * self.min_rows), self.seed
+        )
 
     def _new_codec(self) -> TransitionCodec:
         config = self.config

@@ -10,7 +10,6 @@ from typing import Any
 
 from synther_replay.cli.generation import Target, size_of
 from synther_replay.cli.output import Output
-from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
 from synther_replay.distributed.sharding import ShardPlan, file_threads, finished, write_by_ray, write_here
 from synther_replay.files import shards
@@ -58,7 +57,6 @@ def generate_shards(
         on_gpu = int(device.type == "cuda")
         made = write_by_ray(missing, num_gpus=on_gpu, threads=threads, device=device.type, **writer)
     else:
-        choose_threads(generator.config, device)
         made = write_here(missing, threads=threads, device=str(device), **writer)
     with closing(made), output.step("generating", plan.rows, resumed) as advance:  # an interrupt here ends its threads
         for entry in made:

@@ -6,6 +6,10 @@ import os
 import threading
 import weakref
 
+from synther_replay.common.requests import serve_jobs
+
+_LOOKS_EVERY = 0.01  # seconds, for what the holder of the lock asks of this thread
+
 
 class Lock:
     """A re-entrant lock for ``with``; a copied or unpickled one is new and free.
@@ -22,7 +26,10 @@ class Lock:
 
     def __enter__(self) -> None:
         """Wait until the lock is free and take it."""
-        self._lock.acquire()
+        if self._lock.acquire(blocking=False):
+            return
+        while not self._lock.acquire(timeout=_LOOKS_EVERY):
+            serve_jobs()
 
     def __exit__(self, *_: object) -> None:
         """Release the lock."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ class Requests:
     def __init__(self) -> None:
         """Start without any."""
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._learner = threading.get_ident()
+        _ALL.add(self)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """In the job's thread: wait until the function was called, and return its result or raise its error."""
@@ -34,6 +38,11 @@ class Requests:
                 break  # raised below
         return answer.result()
 
+    def serve_here(self) -> None:
+        """`serve`, if this is the learner's thread."""
+        if threading.get_ident() == self._learner:
+            self.serve()
+
     def serve(self) -> bool:
         """In the learner's thread: call what was asked for; return whether there was something."""
         served = False
@@ -47,6 +56,15 @@ class Requests:
                 if not isinstance(error, Exception):
                     raise
         return served
+
+
+_ALL: weakref.WeakSet[Requests] = weakref.WeakSet()
+
+
+def serve_jobs() -> None:
+    """Do what the jobs of this thread ask for; call it while waiting for something that a job may hold."""
+    for requests in list(_ALL):
+        requests.serve_here()
 
 
 _REQUESTS: ContextVar[Requests | None] = ContextVar("requests", default=None)

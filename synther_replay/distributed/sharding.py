@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import synther_replay
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import derive_seed
 from synther_replay.data.transitions import Transitions
@@ -75,11 +78,27 @@ class ShardWriter:
         plan: How rows are divided.
         about: What every file tells of its origin.
         device: Torch device.
+        versions: `shard_versions` of the process that asks.
+
+    Raises:
+        RuntimeError: The versions here are others, and so would be the bytes.
     """
 
-    def __init__(self, model: str, folder: str, plan: ShardPlan, about: Mapping[str, Any], device: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        folder: str,
+        plan: ShardPlan,
+        about: Mapping[str, Any],
+        device: str,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
         """Load the generator."""
+        if versions is not None and versions != (here := shard_versions()):
+            raise RuntimeError(f"ray: a node has {here}, expected {dict(versions)} as where the command runs")
         self._generator = DiffusionGenerator.load(model, device=device)
+        if self._generator.device.type == "cpu":
+            torch.set_num_threads(1)  # wide layers sum in an order that depends on the number of threads
         self._folder, self._plan, self._about = Path(folder), plan, about
         self._stopped = threading.Event()
 
@@ -133,6 +152,11 @@ class ShardWriter:
         return self._generator.sample(rows, seed=self._plan.block_seed(shard, number))
 
 
+def shard_versions() -> dict[str, str]:
+    """Versions of what determines the bytes of a shard."""
+    return {"synther_replay": synther_replay.__version__, "torch": torch.__version__}
+
+
 def file_threads() -> int:
     """Files to compress or read at once; each takes a core and holds a block of rows."""
     return min(_MOST_THREADS, os.cpu_count() or 1)
@@ -181,6 +205,7 @@ def write_by_ray(
 
     Raises:
         FileNotFoundError: A node wrote a shard that cannot be seen here.
+        RuntimeError: No node has a GPU, or so many.
     """
     asked = list(numbers)
     if not asked:
@@ -189,12 +214,14 @@ def write_by_ray(
     if not module.is_initialized():
         module.init(log_to_driver=False, logging_level=logging.WARNING)
     total = module.cluster_resources()
+    if num_gpus > total.get("GPU", 0):
+        raise RuntimeError(f"ray: a worker needs {num_gpus:g} GPU(s), the cluster has {total.get('GPU', 0):g}")
     most = max(1, int(total.get("GPU", 0) / num_gpus if num_gpus else total.get("CPU", 1)))
     size = max(1, min(threads, len(asked) // most))
     groups = [{"shards": asked[start : start + size]} for start in range(0, len(asked), size)]
     done = data.from_items(groups, override_num_blocks=len(groups)).flat_map(
         ShardWriter,
-        fn_constructor_kwargs=writer,
+        fn_constructor_kwargs={**writer, "versions": shard_versions()},
         num_gpus=num_gpus or None,
         compute=data.ActorPoolStrategy(min_size=1, max_size=min(len(groups), most)),
     )

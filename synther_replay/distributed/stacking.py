@@ -17,6 +17,8 @@ from synther_replay.data.calibration import Calibration
 State = dict[str, Any]
 _OF_ALL = [("calibration", kind, "columns") for kind in Calibration._fields]  # tensors that the models share
 _OWN = ("seed", "draws", "rejected")  # entries in which states that can be stacked may differ
+# Those of the training, too: a learner that missed a fit, or stopped one early, has fewer. A stack has the largest.
+_COUNTERS = [("trainer", name) for name in ("starts", "fits", "adam_steps")]
 
 
 def signature(state: State | None) -> str:
@@ -26,7 +28,7 @@ def signature(state: State | None) -> str:
 
     def described(path: tuple[str, ...], value: Any) -> Any:
         if not isinstance(value, Tensor):
-            return value
+            return None if path in _COUNTERS else value
         return value.tolist() if path in _OF_ALL else [str(value.dtype), list(value.shape)]
 
     own = {name: value for name, value in state.items() if name not in _OWN}
@@ -37,6 +39,8 @@ def stacked(states: Sequence[State], seed: int) -> State:
     """Return the state of a stack with this seed, of states of equal signature."""
 
     def joined(path: tuple[str, ...], *values: Any) -> Any:
+        if path in _COUNTERS:
+            return max(values)
         if not isinstance(values[0], Tensor) or path in _OF_ALL:
             return values[0]
         return torch.cat(values)

@@ -13,6 +13,7 @@ import synther_replay
 from synther_replay.common.cancelling import check_cancelled
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
+from synther_replay.common.requests import in_learners_thread
 from synther_replay.distributed.actor import GeneratorActor
 
 _NAMESPACE = "synther_replay"
@@ -73,24 +74,28 @@ class RayWorker:
 
     def start(self) -> RayWorker:
         """Start the actor now, so that it lives as long as this process; returns self."""
-        with self._reported("start"), self._starting:
-            self._started()
+        with self._reported("start"):
+            self.session()
+            with self._starting:
+                self._started()
         return self
 
     @staticmethod
     def session() -> str:
         """Name of the connection to a cluster, outside of which references and actors mean nothing.
 
-        Without a connection Ray makes one by its own rules: to the cluster of ``RAY_ADDRESS``, or a new one here.
+        Without a connection Ray makes one by its own rules: to the cluster of ``RAY_ADDRESS``, or a new one here. A
+        cluster that is started here ends with the thread that starts it, so that is the learner's, not that of a refit.
         """
         if not ray().is_initialized():
-            ray().init()
+            in_learners_thread(ray().init)
         name: str = ray().get_runtime_context().get_worker_id()
         return name
 
     def fit(self, request: Any, arrays: list[Any]) -> Any:
         """Call `GeneratorActor.fit` with references of the arrays."""
         with self._reported("fit"):
+            self.session()  # before the lock: the learner's thread may be waiting for that
             with self._starting:
                 actor = self._started()
             with _dropped_on_exit(actor, request.key):
@@ -101,6 +106,7 @@ class RayWorker:
     def sample(self, request: Any) -> Iterator[Any]:
         """Call `GeneratorActor.sample`; a few chunks are on their way while others are read."""
         with self._reported("sample"):
+            self.session()
             with self._starting:
                 actor = self._started()
             with _dropped_on_exit(actor, request.key):
@@ -111,6 +117,7 @@ class RayWorker:
     def put(self, value: Any) -> Any:
         """Copy a value to the object store and return its reference."""
         with self._reported("put"):
+            self.session()  # `ray.put` would start Ray in this thread
             return ray().put(value)
 
     def __repr__(self) -> str:

@@ -65,6 +65,8 @@ class Windows:
         rng = np.random.default_rng(derive_seed(self._seed, 10))  # deals the same windows every time
         parts, seen = [], 0
         for block in self._stream.blocks():
+            if not len(block):
+                continue
             see(block)
             mine = torch.from_numpy(rng.integers(self.number, size=len(block)) == number)
             parts.append(block.rows if self.number == 1 else block.rows[mine])

@@ -25,7 +25,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, Schedule
 from synther_replay.relevance.guide import Guide
 from synther_replay.replay.fits import Fit, MakePlan, RefitResult, ResultFit, has_jobs
-from synther_replay.replay.process import RefitProcess, check_portable, threads_of_a_process
+from synther_replay.replay.process import RefitProcess, check_portable, check_sent, threads_of_a_process
 from synther_replay.replay.refitting import RefitJob, new_fit
 from synther_replay.replay.worker import RefitTask
 
@@ -56,12 +56,14 @@ def where_of(generator: Generator) -> Where:
     return "thread" if chosen == "thread" else "process"
 
 
-def check_background(generator: Generator) -> None:
-    """Raise TypeError unless a generator can be refitted in the background."""
+def check_background(generator: Generator, guide: Guide | None) -> None:
+    """Raise TypeError unless a generator can be refitted in the background, guided or not."""
     if getattr(generator, "group", None) is not None:
         raise TypeError('refit: a generator that several processes fit together needs refit="inline"')
     if where_of(generator) == "process":
         check_portable(generator)
+        if guide is not None and guide.is_planned_later:
+            check_sent(guide.relevance, 'use refit="inline"')
     elif not has_jobs(generator):
         raise TypeError(
             f"refit: {type(generator).__name__} cannot be refitted in a thread, because its fit changes it; "
@@ -178,14 +180,19 @@ class BackgroundRefit:
     def state_dict(self, generator: Generator, guide: Guide | None) -> dict[str, Any]:
         """Wait for the end of the job, and return its result for a checkpoint."""
         self.wait()
-        job, error = self.job, self.error
+        job, error, result = self.job, self.error, None
+        if error is None:
+            try:
+                result = job.result(generator, guide).state_dict()
+            except Exception as refused:  # for example the generator was fitted meanwhile: the resumed run tells
+                error = refused
         return {
             "at": self.at,
             "steps": job.steps,
             "real_rows": job.real_rows,
             "seed": self.seed,
             "error": None if error is None else f"{type(error).__name__}: {error}",
-            "result": None if error is not None else job.result(generator, guide).state_dict(),
+            "result": result,
         }
 
 

@@ -53,7 +53,7 @@ class RefitResult:
         elif is_dataclass(self.fit) and not isinstance(self.fit, type):
             fit = asdict(self.fit)
         return {
-            "fit": {name: value for name, value in fit.items() if isinstance(value, int | float | str | None)},
+            "fit": {name: value for name, value in fit.items() if _is_plain(value)},
             "rows": self.rows,
             "generator": self.generator,
             "plan": None if self.plan is None else self.plan.state_dict(),
@@ -69,7 +69,15 @@ class RefitResult:
         if not isinstance(rows, Tensor) or rows.ndim < 2 or not bool(rows.isfinite().all()):
             raise CheckpointError("state: pending: expected finite rows")
         plan = None if state["plan"] is None else Plan.from_state(state["plan"])
-        return cls(**{**state, "fit": SimpleNamespace(**state["fit"]), "plan": plan})
+        fit = {name: tuple(value) if isinstance(value, list) else value for name, value in state["fit"].items()}
+        return cls(**{**state, "fit": SimpleNamespace(**fit), "plan": plan})
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be written to JSON: a number, a text, None, or several of them."""
+    if isinstance(value, tuple | list):
+        return all(isinstance(part, int | float | str | None) for part in value)
+    return isinstance(value, int | float | str | None)
 
 
 class JobFit:

@@ -99,13 +99,19 @@ class RefitProcess:
 
 def check_portable(generator: Generator) -> None:
     """Raise TypeError unless a generator can go to another process and its state can come back."""
-    name = type(generator).__name__
     advice = 'use refit="inline", or a generator with the attribute background = "thread" and jobs (see JobGenerator)'
     if not isinstance(generator, Stateful):
+        name = type(generator).__name__
         raise TypeError(f"refit: {name} needs state_dict and load_state_dict for refits in a process; {advice}")
+    check_sent(generator, advice)
+
+
+def check_sent(part: object, advice: str) -> None:
+    """Raise TypeError with advice unless something can go to another process."""
     try:
-        _Sink(_Nowhere()).dump(generator)
+        _Sink(_Nowhere()).dump(part)
     except Exception as error:
+        name = type(part).__name__
         raise TypeError(f"refit: {name} cannot be sent to the process of a refit ({error}); {advice}") from error
 
 

@@ -153,6 +153,9 @@ class SyntheticSource(ScheduledRows):
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
+        if (dropped := own["_pending"]) is not None:
+            dropped.drop()
+            self._warn_of(RuntimeError("it was overtaken by a load"), dropped.job.steps)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""

@@ -70,6 +70,8 @@ class SyntheticStore:
             raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
+        if rows.is_cuda:  # a refit in the background made them on a stream of its own
+            rows.record_stream(torch.cuda.current_stream(rows.device))
         previous, self._held = self._held, _Held(rows.detach().to(self.device))
         return previous
 

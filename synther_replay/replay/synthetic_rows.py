@@ -137,7 +137,7 @@ class SyntheticRows:
         if getattr(generator, "stack", 1) != 1:
             raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
         if self._in_background and isinstance(generator, Generator):
-            check_background(generator)
+            check_background(generator, self._guide)
         self._generator = generator
 
     @property

@@ -13,10 +13,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from small_data import ENVIRONMENT, SETTINGS, arrays, command
 
+from synther_replay import DiffusionGenerator, GeneratorConfig, Transitions, TransitionSpec
 from synther_replay.cli.output import Output
 from synther_replay.cli.sharded import generate_shards
 from synther_replay.distributed.sharding import ShardPlan, finished, write_here
@@ -52,6 +55,27 @@ def test_rows_are_divided_exactly():
     assert len(seeds) == 8
     with pytest.raises(ValueError, match="at most one per row"):
         ShardPlan(3, 4, seed=0)
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_threads(tmp_path):
+    """Layers of a thousand units sum in another order with two threads."""
+    spec = TransitionSpec.from_spaces(gym.spaces.Box(-1, 1, (17,)), gym.spaces.Box(-1, 1, (6,)))
+    config = GeneratorConfig.tiny(width=1_024, depth=1, steps=10, consistent=False, sampling_steps=4)
+    rows = torch.rand(64, spec.dim, generator=torch.Generator().manual_seed(0))
+    rows[:, spec.terminated] = 0
+    generator = DiffusionGenerator(spec, config, device="cpu")
+    generator.fit(Transitions(spec, rows))
+    generator.save(tmp_path / "model.safetensors")
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        folder = tmp_path / f"{threads}"
+        folder.mkdir()
+        where = {"model": str(tmp_path / "model.safetensors"), "folder": str(folder), "device": "cpu"}
+        list(write_here([0], plan=ShardPlan(2_000, 1, seed=0), about={}, **where))
+        found.append(digests(folder))
+    torch.set_num_threads(before)
+    assert found[0] == found[1]
 
 
 def test_shards_are_read_as_one_file(made, synther_json):

@@ -84,6 +84,23 @@ def test_a_second_fit_goes_on_from_the_states_of_all():
     assert [report.from_scratch for report in reports] == [False, False]
 
 
+def test_a_learner_that_missed_a_fit_is_in_the_stack_again():
+    actor = GeneratorActor("cpu", learners=2, wait=5.0)
+    rows = [transitions(seed=seed) for seed in range(2)]
+    fit_together(actor, rows)
+    fit(actor, 0, rows[0], before="fit-0", key="more")
+    with (
+        ThreadPoolExecutor(2) as pool,
+        patch.object(DiffusionGenerator, "fit", autospec=True, side_effect=DiffusionGenerator.fit) as spied,
+    ):
+        again = [
+            pool.submit(fit, actor, seed, rows[seed], before=before, key=f"new-{seed}")
+            for seed, before in ((0, "more"), (1, "fit-1"))
+        ]
+        assert all(np.isfinite(future.result()[1].loss) for future in again)
+    assert [len(call.args[1].rows) for call in spied.call_args_list] == [2]
+
+
 def test_learners_with_other_numbers_of_rows_are_fitted_apart():
     actor = GeneratorActor("cpu", learners=2, wait=60.0)
     results = fit_together(actor, [transitions(600), transitions(700)])

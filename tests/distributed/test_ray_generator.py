@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +194,33 @@ def test_stable_baselines3(worker):
     assert len(source.store) > 0
     again = pickle.loads(pickle.dumps(model.replay_buffer))
     assert torch.equal(again.source.generator.sample(5).rows, source.generator.sample(5).rows)
+
+
+def test_a_run_that_nobody_connected_to_ray_survives_its_refits(tmp_path):
+    """The cluster that the first refit starts must not end with the thread of that refit."""
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, time, warnings
+            warnings.simplefilter("ignore")
+            from small_cluster import CONFIG, SPEC, transitions
+            from synther_replay import RetrainSchedule, RingBuffer, SyntheticReplayBuffer
+            from synther_replay.distributed import RayGenerator
+
+            generator = RayGenerator(SPEC, CONFIG, num_gpus=0)
+            schedule = RetrainSchedule(every=100, start=100, rows=200)
+            options = {"refit": "background", "lag": 50, "device": "cpu"}
+            buffer = SyntheticReplayBuffer(RingBuffer(SPEC, 10_000), generator, schedule=schedule, **options)
+            for number in range(20):
+                buffer.add(transitions(25, seed=number))
+                buffer.sample(32)
+                time.sleep(0.5)
+            print("refits", buffer.refits)
+            """
+        )
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["refits 4"]), done.stderr[-2_000:]

@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("typer")
 
 from synther_replay import DiffusionGenerator
-from synther_replay.distributed.sharding import ShardPlan, finished, write_by_ray, write_here
+from synther_replay.distributed.sharding import ShardPlan, ShardWriter, finished, write_by_ray, write_here
 from synther_replay.files import read, shards, write
 
 pytestmark = pytest.mark.slow
@@ -78,3 +78,13 @@ def test_workers_that_write_several_shards_at_once_write_the_same_bytes(cluster,
         assert finished(folder, plan).keys() == set(range(30))
         made[name] = digests(folder)
     assert made["here"] == made["there"]
+
+
+def test_a_cluster_without_so_many_gpus_is_an_error(cluster, tmp_path):
+    with pytest.raises(RuntimeError, match=r"needs 2 GPU\(s\), the cluster has 0"):
+        list(write_by_ray([0], num_gpus=2, model="x", folder=str(tmp_path), plan=ShardPlan(10, 1, 0), about={}))
+
+
+def test_a_node_with_other_versions_is_refused():
+    with pytest.raises(RuntimeError, match=r"expected \{'torch': '0'\}"):
+        ShardWriter("x", ".", ShardPlan(10, 1, 0), {}, "cpu", {"torch": "0"})

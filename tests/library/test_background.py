@@ -548,3 +548,73 @@ def test_the_process_ends_with_the_run(ending: str, code: int, tmp_path: Path):
     assert run.wait(60) == code
     assert has_ended(pid)
     assert not list(tmp_path.glob("synther-refit-*"))
+
+
+# --- what the learner does with the generator meanwhile
+
+
+@pytest.mark.parametrize("kind", [InThread, DiffusionGenerator])
+def test_a_generator_that_was_fitted_meanwhile_does_not_prevent_saving(kind: type[DiffusionGenerator], tmp_path: Path):
+    own, again = buffer(kind), buffer(kind)
+    learn(own, 4)
+    own.generator.fit(rows(64))
+    own.save(tmp_path / "run")
+    assert copy.deepcopy(own).steps == own.steps
+    again.load(tmp_path / "run")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        learn(again, 4, 4)
+    told = [str(warning.message) for warning in given if "refit at step 100 failed" in str(warning.message)]
+    assert (again.refits, len(told)) == ((0, 1) if kind is InThread else (1, 0))
+
+
+def test_a_learner_that_waits_for_a_lock_of_the_job_does_what_the_job_asks(monkeypatch: pytest.MonkeyPatch):
+    own, is_inside, done = buffer(), threading.Event(), threading.Event()
+    learn(own, 7)
+    sampler = own.generator._engine.sampler(0)
+    draw = sampler.draw
+
+    def drawing(*arguments: Any) -> Any:
+        if threading.current_thread().name == "refit":
+            is_inside.set()
+            time.sleep(0.1)
+            in_learners_thread(lambda: None)  # as `capture` does on a GPU, with the lock of sampling
+        return draw(*arguments)
+
+    monkeypatch.setattr(sampler, "draw", drawing)
+
+    def act() -> None:
+        learn(own, 1, 7)  # begins the second refit
+        is_inside.wait(20)
+        own.generator.sample(5)
+        done.set()
+
+    threading.Thread(target=act, daemon=True).start()
+    assert done.wait(30)
+
+
+def test_a_load_tells_of_the_job_that_it_drops():
+    own, state = buffer(), buffer().state_dict()
+    learn(own, 4)
+    with pytest.warns(RuntimeWarning, match="refit at step 100 failed.*overtaken by a load"):
+        own.load_state_dict(state)
+    assert own._pending is None
+
+
+def test_the_report_of_a_resumed_refit_has_the_losses_of_each_model(tmp_path: Path):
+    own, seen = buffer(), list[Any]()
+    learn(own, 4)
+    own.save(tmp_path / "run")
+    again = buffer(on_refit=lambda report: seen.append((report.fit.losses, report.fit.held_out_losses)))
+    again.load(tmp_path / "run")
+    learn(again, 3, 4)
+    learn(own, 3, 4)
+    assert own.last_refit is not None
+    assert seen == [(own.last_refit.fit.losses, own.last_refit.fit.held_out_losses)]
+
+
+def test_a_relevance_that_cannot_go_to_a_process_is_refused_at_the_door(monkeypatch: pytest.MonkeyPatch):
+    mine = type("Mine", (Curiosity,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
+    with pytest.raises(TypeError, match=r"Mine cannot be sent .*defined in the script itself"):
+        buffer(DiffusionGenerator, relevance=mine(hidden=16, batch_size=16))

@@ -65,6 +65,19 @@ def test_a_stream_that_fits_in_one_window_gives_the_model_of_the_rows_in_memory(
     assert_array_equal(drawn(streamed), drawn(in_memory))
 
 
+def test_empty_blocks_are_passed_over():
+    rows, full, gaps = rows_of(300), new_generator(), new_generator()
+    stream = Stream(rows)
+    blocks = [part for block in stream.blocks() for part in (Transitions(SPEC, rows[:0]), block)]
+    stream.blocks = lambda: iter(blocks)
+    assert gaps.fit(stream).loss == full.fit(Stream(rows)).loss
+
+
+def test_a_window_that_could_have_too_few_rows_is_refused():
+    with pytest.raises(ValueError, match=r"window: expected .*64"):
+        new_generator().fit(Stream(rows_of(300)), window=63)
+
+
 def test_windows_are_random_samples_that_together_are_the_stream():
     rows = rows_of(4_000)
     rows[:, 0] = torch.arange(4_000)
