@@ -23,7 +23,8 @@ class RealTransitions(Protocol, metaclass=ByAttributes):
 
     An object with an attribute `version` (int or str) may change what its rows mean, for example because another
     encoder makes them. Synthetic rows and model of another version are then dropped. One whose rows are in random order
-    says so by ``is_ordered = False``.
+    says so by ``is_ordered = False``, and one whose `transitions` are never written to afterwards by
+    ``gives_copies = True``: a refit in the background then needs no copy of its own.
     """
 
     def transitions(self) -> Transitions:

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -414,6 +414,7 @@ class _Real:
 
     spec: TransitionSpec
     ring: RingBuffer
+    gives_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.ring)

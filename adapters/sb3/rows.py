@@ -37,6 +37,8 @@ class RealRows:
         device: Device of sampled rows.
     """
 
+    gives_copies = True
+
     def __init__(self, buffer: Any, spec: TransitionSpec, seed: int, device: torch.device) -> None:
         """Start with an empty mirror."""
         self.buffer, self.spec = buffer, spec

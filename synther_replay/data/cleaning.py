@@ -68,7 +68,7 @@ def clean(transitions: Transitions) -> Cleaned:
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE]
         wrong = _wrong(spec, part)
-        if bool(wrong.any()):
+        if wrong is not None:
             invalid.add(wrong, start)
             valid[start : start + len(part)] = ~wrong.any(1)
         beyond = spec.outside_action_space(part[:, spec.actions], ROUNDING_OF_ACTIONS)
@@ -84,12 +84,14 @@ def clean(transitions: Transitions) -> Cleaned:
     return Cleaned(cleaned, invalid.faults(), outside.faults())
 
 
-def _wrong(spec: TransitionSpec, rows: Tensor) -> Tensor:
-    """Mask of the values that their column cannot hold, ``(n, dim)``."""
-    wrong = torch.zeros_like(rows, dtype=torch.bool) if all_finite(rows) else ~torch.isfinite(rows)
+def _wrong(spec: TransitionSpec, rows: Tensor) -> Tensor | None:
+    """Mask of the values that their column cannot hold, ``(n, dim)``; None if there are none."""
+    wrong = None if all_finite(rows) else ~torch.isfinite(rows)
     for field in spec.fields:
         for leaf, columns in field.leaf_columns():
-            if (found := wrong_values(rows[:, columns], leaf)) is not None:
+            found = wrong_values(rows[:, columns], leaf)
+            if found is not None and bool(found.any()):
+                wrong = torch.zeros_like(rows, dtype=torch.bool) if wrong is None else wrong
                 wrong[:, columns] |= found
     return wrong
 

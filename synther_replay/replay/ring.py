@@ -38,6 +38,8 @@ class RingBuffer:
         seed: Seed of the sampling order.
     """
 
+    gives_copies = True
+
     def __init__(
         self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "auto", seed: int = 0
     ) -> None:

@@ -195,7 +195,7 @@ class SyntheticRows:
         count = min(rows or self.schedule.rows, self.store.capacity)
         options: dict[str, Any] = {"from_scratch": True} if is_stale else {}
         is_later = guide is not None and guide.is_planned_later
-        if in_background or is_later:
+        if (in_background or is_later) and not getattr(self.real, "gives_copies", False):
             real = Transitions(real.spec, real.rows.clone())  # some buffers return the rows that they go on writing to
         is_over = functools.partial(self._is_overtaken, self._identity, self._version)
         fit: Fit

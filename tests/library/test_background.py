@@ -618,3 +618,14 @@ def test_a_relevance_that_cannot_go_to_a_process_is_refused_at_the_door(monkeypa
     monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
     with pytest.raises(TypeError, match=r"Mine cannot be sent .*defined in the script itself"):
         buffer(DiffusionGenerator, relevance=mine(hidden=16, batch_size=16))
+
+
+@pytest.mark.parametrize("added", [25, 1_000, 1_025])
+def test_rows_that_are_said_to_be_copies_are_not_written_to_later(added: int):
+    ring = RingBuffer(SPEC, 1_000, device="cpu")
+    ring.add(rows(added))
+    held = ring.transitions().rows
+    before = held.clone()
+    ring.add(rows(1_000, seed=1))
+    assert ring.gives_copies
+    assert torch.equal(held, before)
