@@ -145,7 +145,7 @@ def test_variants_have_a_row_each_and_fill_gaps_from_beside(tmp_path):
         variants.table(parts)
 
 
-@pytest.mark.parametrize(("group", "runs"), [("suite", 24), ("parts", 4 * 5 * 7), ("scaling", 4 * 10)])
+@pytest.mark.parametrize(("group", "runs"), [("suite", 24), ("parts", 4 * 6 * 7), ("scaling", 4 * 10)])
 def test_every_job_is_a_command_with_a_file_of_its_own(group, runs, monkeypatch, capsys):
     options = ["--each=--critic features", "--synthetic=--set steps=5"] if group == "suite" else []
     monkeypatch.setattr(sys, "argv", ["jobs.py", group, *options])
