@@ -25,7 +25,8 @@ from stable_baselines3 import SAC, HerReplayBuffer
 
 from synther_replay.adapters.sb3 import SynthERHerBuffer
 
-SYNTHER = {"schedule": {"start": 500, "every": 500, "rows": 20_000}, "generator": "tiny"}
+GENERATOR = {"preset": "tiny", "steps": 2_000}
+SYNTHER = {"schedule": {"start": 500, "every": 500, "rows": 20_000}, "generator": GENERATOR}
 VARIANTS: dict[str, dict[str, Any]] = {
     "HER": {"replay_buffer_class": HerReplayBuffer},
     "HER + SynthER": {"replay_buffer_class": SynthERHerBuffer, "replay_buffer_kwargs": SYNTHER},

@@ -30,7 +30,7 @@ SYNTHER: dict[str, Any] = {
     "replay_buffer_class": SynthERBuffer,
     "replay_buffer_kwargs": {
         "schedule": RetrainSchedule(start=400, every=400, rows=20_000),
-        "generator": GeneratorConfig.tiny(),
+        "generator": GeneratorConfig.tiny(steps=2_000),  # enough for three observations
     },
 }
 VARIANTS: dict[str, dict[str, Any]] = {"SAC": {}, "SAC + SynthER": SYNTHER}

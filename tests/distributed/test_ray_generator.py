@@ -221,6 +221,7 @@ def test_a_run_that_nobody_connected_to_ray_survives_its_refits(tmp_path):
         )
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_ADDRESS"] = "local"  # a cluster of its own
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["refits 4"]), done.stderr[-2_000:]
