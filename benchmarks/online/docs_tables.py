@@ -73,6 +73,7 @@ def tables(results: Path) -> dict[str, str]:
         "online-agents-bounds": agents_table.table(online / "agents-bounds"),
         "online-guided": _guided(online / "guided"),
         "online-sb3": _stable_baselines(main),
+        "online-tiny": _lengths_of_fits(online / "tiny"),
         "online-discrete": discrete.table(online / "discrete"),
         "goals-arm": _goals(online / "goals" / "arm.json"),
         **sections(online),
@@ -176,6 +177,16 @@ def _stable_baselines(main: Path) -> str:
                     [task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), returns_cell(r, step)] for r in runs
                 ]
     return markdown_table(("task", "agent", "updates per step", "steps", "seeds", "return"), rows)
+
+
+def _lengths_of_fits(folder: Path) -> str:
+    """Returns by the training steps of the generator's fits, those of real rows alone first."""
+    rows = []
+    for run in map(read_run, sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem)))):
+        generator = run.settings["generator"] if run.synthetic_share else {}
+        lengths = [f"{generator[name]:,}" if generator else None for name in ("steps", "refit_steps")]
+        rows.append([run.task, *lengths, len(run.returns), mean_and_spread(run.returns[:, -1].tolist())])
+    return markdown_table(("task", "steps of the first fit", "of later ones", "seeds", "return"), rows)
 
 
 def _ablation(folder: Path) -> str:
