@@ -17,13 +17,12 @@ _LOOKS_EVERY = 0.1  # seconds, for a job that was dropped
 
 
 class Requests:
-    """Functions that a job asks the learner's thread to call, when that comes by."""
+    """Functions that a job asks the learner's thread to call, when that comes by; made in the learner's thread."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._learner = threading.get_ident()
-        _ALL.add(self)
+        _HERE.requests.add(self)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """In the job's thread: wait until the function was called, and return its result or raise its error."""
@@ -37,11 +36,6 @@ class Requests:
             except BaseException:
                 break  # raised below
         return answer.result()
-
-    def serve_here(self) -> None:
-        """`serve`, if this is the learner's thread."""
-        if threading.get_ident() == self._learner:
-            self.serve()
 
     def serve(self) -> bool:
         """In the learner's thread: call what was asked for; return whether there was something."""
@@ -58,13 +52,20 @@ class Requests:
         return served
 
 
-_ALL: weakref.WeakSet[Requests] = weakref.WeakSet()
+class _Here(threading.local):
+    """The requests of the jobs that this thread has started."""
+
+    def __init__(self) -> None:
+        self.requests: weakref.WeakSet[Requests] = weakref.WeakSet()
+
+
+_HERE = _Here()
 
 
 def serve_jobs() -> None:
     """Do what the jobs of this thread ask for; call it while waiting for something that a job may hold."""
-    for requests in list(_ALL):
-        requests.serve_here()
+    for requests in list(_HERE.requests):
+        requests.serve()
 
 
 _REQUESTS: ContextVar[Requests | None] = ContextVar("requests", default=None)
