@@ -8,7 +8,7 @@ SAC is trained from nothing, on rows alone, and its policy then acts in the task
 what no distance between distributions does: which errors of a generator an agent can live with. Without new experience
 the returns say nothing about how fast an agent learns; compare the sources of one command.
 
-Sources, of which half of each batch comes, or what --real-ratio leaves:
+Sources, of which half of each batch comes:
     real                     none: all of the batch is real
     again                    real rows, drawn again with replacement; the difference to `real` is chance
     PRESET [NAME=VALUE ...]  a generator that is fitted to the rows, one for each seed
@@ -95,9 +95,8 @@ def trained(
     synthetic: Transitions | None,
     settings: Hyperparameters,
     updates: int,
-    real_ratio: float = 0.5,
 ) -> StackedSAC:
-    """Agents ``(M,)`` that have learnt from real rows ``(M, n)``, and from synthetic ones if there are such.
+    """Agents ``(M,)`` that have learnt from real rows ``(M, n)``, half of each batch synthetic if there are such.
 
     Args:
         task: The task that the rows are of.
@@ -105,12 +104,11 @@ def trained(
         synthetic: Synthetic rows, or None.
         settings: Of the agents.
         updates: Critic updates.
-        real_ratio: Share of real rows in a batch, if there are synthetic ones.
     """
     spec, device = real.spec, real.rows.device
     agents, count = real.rows.shape[:2]
     held = 0 if synthetic is None else synthetic.rows.shape[1]
-    ratio = 1.0 if synthetic is None else real_ratio
+    ratio = 1.0 if synthetic is None else 0.5
     replay = StackedReplay(spec, agents, capacity=count, synthetic=held, real_ratio=ratio, device=device)
     replay.load_state_dict({"real": real.rows, "synthetic": None if synthetic is None else synthetic.rows})
     learner = StackedSAC(replay, task.target_entropy, settings, seed=0)
@@ -127,7 +125,7 @@ def measure(args: argparse.Namespace, source: str, task: Task, real: Transitions
     began = time.perf_counter()
     synthetic = rows_of(source, real, args.synthetic, derive_seed(0, 6))
     middle = time.perf_counter()
-    policies = policies_of(trained(task, real, synthetic, settings, args.updates, args.real_ratio).policy_weights())
+    policies = policies_of(trained(task, real, synthetic, settings, args.updates).policy_weights())
     end = time.perf_counter()
     returns = [mean_return(task.name, policy, seed, args.episodes) for seed, policy in enumerate(policies)]
     return {"returns": returns, "generator_seconds": middle - began, "learner_seconds": end - middle}
@@ -143,15 +141,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=20_000, help="critic updates (20,000)")
     parser.add_argument("--utd", type=int, default=20, help="critic updates for one of the policy (20)")
     parser.add_argument("--synthetic", type=int, default=100_000, help="rows of a source (100,000)")
-    parser.add_argument("--real-ratio", type=float, default=0.5, help="share of real rows in a batch (0.5)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes per agent (10)")
     parser.add_argument("--critic", choices=tuple(CRITICS), default="layernorm")
     parser.add_argument("--agent", action="append", default=[], metavar="NAME=VALUE", help="as in online_dmc.py")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
-    if not 0 <= args.real_ratio <= 1:
-        parser.error(f"--real-ratio: expected a share from 0 to 1, got {args.real_ratio:g}")
     try:  # before minutes of training
         args.agent = dict(setting(option, "--agent") for option in args.agent)
         for source in args.sources:
@@ -170,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
         results[source] = measure(args, source, task, real)
         print(markdown_table(("source", "return"), [[source, mean_and_spread(results[source]["returns"])]]), flush=True)
         if args.out:
-            names = ("env", "seeds", "episodes", "updates", "utd", "synthetic", "real_ratio", "critic", "agent")
+            names = ("env", "seeds", "episodes", "updates", "utd", "synthetic", "critic", "agent")
             settings = {key: getattr(args, key) for key in names}
             write_json(args.out, {"settings": settings, "rows": len(own), "results": results, **origin(device)})
 

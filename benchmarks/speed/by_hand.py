@@ -87,7 +87,21 @@ def scores(real: Path, synthetic: Path, rows: int) -> dict[str, float]:
 def ours(real: Path, folder: Path, rows: int, seed: int) -> dict[str, Any]:
     """One run of the command."""
     target = folder / "synthetic.npz"
-    arguments = ["upsample", real, target, "--rows", rows, "--preset", "tiny", "--seed", seed, "--device", "cpu"]
+    arguments = [
+        "upsample",
+        real,
+        target,
+        "--rows",
+        rows,
+        "--preset",
+        "tiny",
+        "--set",
+        "steps=2000",
+        "--seed",
+        seed,
+        "--device",
+        "cpu",
+    ]
     return timed([sys.executable, "-m", "synther_replay", *arguments], folder=folder)
 
 

@@ -56,10 +56,10 @@ def plan_table(folder: Path) -> str:
     Args:
         folder: Result files on speed.
     """
-    _, _, command, written, _ = _measured(folder)
-    run, millions = command["runs"][-1], ROWS / 1e6
+    _, _, sharded, written, _ = _measured(folder)
+    run, millions = sharded["runs"][-1], ROWS / 1e6
     size = run["bytes"] / run["rows"] * ROWS
-    disk, cores = command["disk_bytes_per_second"], command["machine"]["cores"]
+    disk, cores = sharded["disk_bytes_per_second"], sharded["machine"]["cores"]
     parts = {
         "GPU and its host: generation to shards": [_of_run(run) * millions / hosts for hosts in HOSTS],
         f"CPU: compression on {cores} cores a host": [
