@@ -52,6 +52,8 @@ class Hyperparameters:
         critics: Critics per agent.
         target_critics: How many of them the minimum of a target is over, drawn for each update; the larger, the more
             cautious are the values.
+        least_critics: If given, the minimum is over this many critics while values agree with the returns that follow,
+            and over up to `target_critics` where they promise more; see `online.caution`.
         updates: Critic updates per environment step.
         batch_size: Rows per update.
         hidden: Width of the hidden layers.
@@ -70,6 +72,7 @@ class Hyperparameters:
 
     critics: int = 2
     target_critics: int = 2
+    least_critics: int | None = None
     updates: int = 20
     batch_size: int = 256
     hidden: int = 256
@@ -91,6 +94,13 @@ class Hyperparameters:
             whole_number(name, getattr(self, name))
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
+        if self.least_critics is not None:
+            whole_number("least_critics", self.least_critics)
+            if not self.least_critics < self.target_critics <= self.critics:
+                raise ValueError(
+                    f"least_critics: expected fewer than target_critics, and these at most critics, got "
+                    f"{self.least_critics}, {self.target_critics} and {self.critics}"
+                )
         for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate"):
             value = getattr(self, name)
             if value is None and name == "temperature_rate":
@@ -107,6 +117,11 @@ class Hyperparameters:
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
+
+    @property
+    def first_critics(self) -> float:
+        """How many critics the first targets are the minimum of."""
+        return float(min(self.least_critics or self.target_critics, self.critics))
 
     def critic_shape(self, inputs: int) -> MlpShape:
         """Shape of a critic for this number of inputs."""
@@ -157,6 +172,8 @@ class StackedSAC(CapturedLearner):
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
+        # A fraction is the chance of one more critic.
+        self.critics_in_minimum = torch.full((self.agents, 1), settings.first_critics, device=self.device)
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
@@ -249,7 +266,10 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        return {**moments, "target": self.target, "environment_steps": self.environment_steps}
+        tensors = {**moments, "target": self.target, "environment_steps": self.environment_steps}
+        if self.settings.least_critics is not None:
+            tensors["critics_in_minimum"] = self.critics_in_minimum
+        return tensors
 
     def _after_load(self) -> None:
         self.critics.refresh()
@@ -292,9 +312,12 @@ class StackedSAC(CapturedLearner):
         next_noise = self._normal(*size, spec.action_dim)
         policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
         excluded = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
-        if settings.critics > settings.target_critics:
+        if settings.critics > settings.first_critics:
             uniform = torch.rand(excluded.shape, generator=self.rng, device=self.device)
-            excluded = torch.where(uniform.argsort(-1).argsort(-1) < settings.target_critics, 0.0, torch.inf)
+            rank = uniform.argsort(-1).argsort(-1)
+            if settings.least_critics is not None:
+                rank = rank + torch.rand(*rank.shape[:2], 1, generator=self.rng, device=self.device)
+            excluded = torch.where(rank < self.critics_in_minimum, 0.0, torch.inf)
         self.update(rows, next_noise, excluded, policy_noise)
 
     @torch.no_grad()

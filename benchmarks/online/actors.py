@@ -16,6 +16,7 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
+from synther_replay.benchmarks.online.caution import adjusted, overestimation
 from synther_replay.benchmarks.online.critic_values import CriticValues
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
@@ -195,7 +196,25 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
+        if self.learner.settings.least_critics is not None:
+            found["critics_in_minimum"] = self.learner.critics_in_minimum.squeeze(1)
         return {name: each.tolist() for name, each in found.items()}
+
+    def adjust_caution(self) -> None:
+        """Compare values with the returns that followed, and set how many critics the targets are the minimum of."""
+        learner, settings, spec = self.learner, self.learner.settings, self.spec
+        if settings.least_critics is None:
+            return
+        rows = self.replay.transitions().rows.view(self.replay.agents, -1, spec.dim)[:, -4 * settings.batch_size :]
+        values = CriticValues(learner).mean(rows[..., spec.observations], rows[..., spec.actions])
+        found = learner.value_estimates(rows[:, -settings.batch_size :])
+        starts_anew = (rows[:, :-1, spec.next_observations] != rows[:, 1:, spec.observations]).any(-1)
+        last = torch.cat((starts_anew, torch.ones_like(starts_anew[:, :1])), dim=1)
+        rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+        bonus = found["temperature"] * found["entropy"]
+        share = overestimation(values, rewards, terminated, last, bonus, settings.gamma)
+        critics = learner.critics_in_minimum
+        critics.copy_(adjusted(critics, share.to(critics.device), settings.least_critics, settings.target_critics))
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
         """The last ``lengths[i]`` actions of each agent i."""

@@ -24,11 +24,15 @@ class CriticValues:
 
     def q(self, observations: Tensor, actions: Tensor) -> Tensor:
         """The lowest value that the critics of each agent give to actions, ``(M, n)``."""
-        return self._in_batches(observations, actions)
+        return self._in_batches(observations, actions).amin(-2)
+
+    def mean(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """The mean value that the critics of each agent give to actions, ``(M, n)``; what the policy maximises."""
+        return self._in_batches(observations, actions).mean(-2)
 
     def value(self, observations: Tensor) -> Tensor:
         """The same for the policy's mean actions."""
-        return self._in_batches(observations, None)
+        return self._in_batches(observations, None).amin(-2)
 
     @torch.no_grad()
     def _in_batches(self, observations: Tensor, actions: Tensor | None) -> Tensor:
@@ -40,7 +44,7 @@ class CriticValues:
         if actions is not None:
             rows[:, :n, spec.actions] = actions
         found = [self._batch(batch, actions is None) for batch in rows.split(size, 1)]
-        return torch.cat(found, dim=1)[:, :n].reshape(lead)
+        return torch.cat(found, dim=-1)[..., :n].reshape(*lead[:-1], -1, n)
 
     def _batch(self, rows: Tensor, is_policy: bool) -> Tensor:
         learner, spec = self.learner, self.learner.replay.spec
@@ -51,4 +55,4 @@ class CriticValues:
             actions = learner._policy_forward(observations)[0].chunk(2, -1)[0].tanh()
         inputs = repeated_inputs(observations, actions, critics, shape.padded_inputs)
         values, _ = values_of(learner.critic.parameters, shape, inputs)
-        return values.view(learner.agents, critics, -1).amin(1)
+        return values.view(learner.agents, critics, -1)
