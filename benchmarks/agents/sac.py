@@ -73,6 +73,7 @@ class Hyperparameters:
     critics: int = 2
     target_critics: int = 2
     least_critics: int | None = None
+    caution: float = 0.0
     updates: int = 20
     batch_size: int = 256
     hidden: int = 256
@@ -101,7 +102,7 @@ class Hyperparameters:
                     f"least_critics: expected fewer than target_critics, and these at most critics, got "
                     f"{self.least_critics}, {self.target_critics} and {self.critics}"
                 )
-        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate"):
+        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate", "caution"):
             value = getattr(self, name)
             if value is None and name == "temperature_rate":
                 continue
@@ -109,7 +110,7 @@ class Hyperparameters:
                 not isinstance(value, int | float)
                 or isinstance(value, bool)
                 or not 0 <= value < math.inf
-                or (name != "weight_decay" and not value)
+                or (name not in ("weight_decay", "caution") and not value)
             ):
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
         for name in ("layer_norm", "feature_norm", "normalise_observations"):
@@ -267,6 +268,8 @@ class StackedSAC(CapturedLearner):
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
         tensors = {**moments, "target": self.target, "environment_steps": self.environment_steps}
+        if self.settings.caution:
+            tensors["caution"] = self.critics.caution
         if self.settings.least_critics is not None:
             tensors["critics_in_minimum"] = self.critics_in_minimum
         return tensors

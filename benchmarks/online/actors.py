@@ -196,6 +196,8 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
+        if self.learner.settings.caution:
+            found["critics_in_minimum"] = self.learner.critics.caution
         if self.learner.settings.least_critics is not None:
             found["critics_in_minimum"] = self.learner.critics_in_minimum.squeeze(1)
         return {name: each.tolist() for name, each in found.items()}
@@ -203,7 +205,7 @@ class Agents:
     def adjust_caution(self) -> None:
         """Compare values with the returns that followed, and set how many critics the targets are the minimum of."""
         learner, settings, spec = self.learner, self.learner.settings, self.spec
-        if settings.least_critics is None:
+        if settings.least_critics is None and not settings.caution:
             return
         rows = self.replay.transitions().rows.view(self.replay.agents, -1, spec.dim)[:, -4 * settings.batch_size :]
         values = CriticValues(learner).mean(rows[..., spec.observations], rows[..., spec.actions])
@@ -213,6 +215,10 @@ class Agents:
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         bonus = found["temperature"] * found["entropy"]
         share = overestimation(values, rewards, terminated, last, bonus, settings.gamma)
+        if settings.caution:
+            caution = learner.critics.caution
+            caution.copy_(adjusted(caution, share.to(caution.device), 0.0, settings.caution))
+            return
         critics = learner.critics_in_minimum
         critics.copy_(adjusted(critics, share.to(critics.device), settings.least_critics, settings.target_critics))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 TOLERANCE = 0.2  # of the mean value: values of a policy that improves are ahead of the returns of earlier steps
 # Values run away within a few thousand steps, so caution comes fast and goes slowly. Critics per check.
-MORE, FEWER = 0.5, 0.1
+MORE, LESS = 0.25, 0.05
 
 
 def overestimation(
@@ -39,7 +39,7 @@ def overestimation(
     return torch.from_numpy(share)
 
 
-def adjusted(critics: Tensor, share: Tensor, least: int, most: int) -> Tensor:
+def adjusted(caution: Tensor, share: Tensor, least: float, most: float) -> Tensor:
     """Number of critics in the minimum, ``(M, 1)``, after a check that found `share`."""
-    too_high = (share > TOLERANCE).to(critics).view_as(critics)
-    return (critics + too_high * MORE - (1 - too_high) * FEWER).clamp(least, most)
+    too_high = (share > TOLERANCE).to(caution).view_as(caution)
+    return (caution + (most - least) * (too_high * MORE - (1 - too_high) * LESS)).clamp(least, most)

@@ -84,7 +84,7 @@ class PlainAgent:
     """SAC and REDQ as a textbook writes them, one agent, one network at a time."""
 
     def __init__(self, learner, agent, critics):
-        self.learner, self.critics = learner, critics
+        self.learner, self.critics, self.caution = learner, critics, learner.critics.caution[agent]
         first = agent * critics
         self.values = [self.network(learner.critic.parameters[first + n], learner.critic_shape) for n in range(critics)]
         self.targets = [self.network(learner.target[first + n], learner.critic_shape) for n in range(critics)]
@@ -128,8 +128,9 @@ class PlainAgent:
                 next_actions, log_prob = self.act(following, next_noise[k])
                 chosen = [n for n in range(self.critics) if excluded[k, n] == 0]
                 x = torch.cat((following, next_actions), -1)
-                smallest = torch.stack([self.targets[n](x) for n in chosen]).min(0).values
-                value = smallest - self.log_alpha.exp() * log_prob
+                seen = torch.stack([self.targets[n](x) for n in chosen])
+                cautious = seen.min(0).values - self.caution * (seen.max(0).values - seen.min(0).values)
+                value = cautious - self.log_alpha.exp() * log_prob
                 target = rewards + 0.99 * (1 - terminated) * value
             x = torch.cat((observations, actions), -1)
             loss = sum(nn.functional.mse_loss(q(x), target) for q in self.values)
@@ -175,6 +176,7 @@ def double_precision():
 @pytest.mark.parametrize(("agents", "critics"), [(1, 2), (1, 10), (3, 2), (2, 5)])
 def test_updates_are_those_of_a_plain_agent(agents, critics):
     learner = stacked(agents, critics)
+    learner.critics.caution.copy_(torch.arange(agents) / 2)
     plain = [PlainAgent(learner, agent, critics) for agent in range(agents)]
     before = learner.critic.parameters.clone()
     for block in range(3):

@@ -20,9 +20,12 @@ class Critics(Protocol):
 
     Attributes:
         first: The first critic of each agent.
+        caution: What is taken from the minimum over target critics, as a share of the difference between the largest
+            and the smallest of them, ``(M,)``; 0 at first, may be changed in place.
     """
 
     first: Network
+    caution: Tensor
 
     def update(
         self, inputs: Tensor, bellman: Tensor, excluded: Tensor, rates: Tensor, *, update_targets: bool = True
@@ -86,9 +89,13 @@ def repeat_for_critics(inputs: Tensor, critics: int) -> Tensor:
 
 
 @fused
-def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor) -> Tensor:
+def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor, caution: Tensor | None = None) -> Tensor:
     """Gradient of the mean squared TD error by the values ``(M, N, B)``."""
-    target = bellman[0] * (next_q + excluded.unsqueeze(-1)).amin(1) + bellman[1]
+    next_value = (next_q + excluded.unsqueeze(-1)).amin(1)
+    if caution is not None:
+        largest = (next_q - excluded.unsqueeze(-1)).amax(1)
+        next_value = next_value - caution.unsqueeze(1) * (largest - next_value)
+    target = bellman[0] * next_value + bellman[1]
     return (q - target.unsqueeze(1)) * (2 / q.shape[2])
 
 
@@ -104,6 +111,7 @@ class TorchCritics:
 
     Attributes:
         first: The first critic of each agent.
+        caution: See `Critics`.
     """
 
     def __init__(self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, target_speed: float) -> None:
@@ -111,6 +119,7 @@ class TorchCritics:
         self.adam, self.critics, self.target_speed = adam, critics, target_speed
         self.stack = len(values) // 2
         self.values, self.target = values, values[self.stack :]
+        self.caution = torch.zeros(self.stack // critics, device=values.device)
         self._shape, self._gradient, self._passes = shape, Layers.of(adam.gradient, shape), passes_of(shape)
         self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
 
@@ -125,7 +134,7 @@ class TorchCritics:
         both = operands(self.values, self._shape)
         q, kept = self._passes.forward(both, repeat_for_critics(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
-        d_q = error_gradient(value, next_value, bellman, excluded).view(self.stack, batch, 1)
+        d_q = error_gradient(value, next_value, bellman, excluded, self.caution).view(self.stack, batch, 1)
         self._passes.backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
         if update_targets:
             self.adam.step_with_target(rates, self.target, self.target_speed)

@@ -256,7 +256,7 @@ def _through_hidden(
 
 @triton.jit(do_not_specialize=["excluded"])
 def errors(
-    parameters, fp16, u1, u2, factors, q, bellman, excluded, error, d_h1, d_h2, bellman_stride,
+    parameters, fp16, u1, u2, factors, q, bellman, excluded, caution, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     H: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr,
     SCALE: tl.constexpr,
@@ -266,10 +266,13 @@ def errors(
     agent = network // N
     b = tile * BM + tl.arange(0, BM)
     smallest = tl.full((BM,), float("inf"), tl.float32)
+    largest = tl.full((BM,), -float("inf"), tl.float32)
     for n in range(N):
-        value = tl.load(q + (S + agent * N + n) * B + b) + tl.load(excluded + agent * N + n)
-        smallest = tl.minimum(smallest, value, propagate_nan=tl.PropagateNan.ALL)
-    target = tl.load(bellman + agent * AGENT + b) * smallest + tl.load(bellman + bellman_stride + agent * AGENT + b)
+        value, offset = tl.load(q + (S + agent * N + n) * B + b), tl.load(excluded + agent * N + n)
+        smallest = tl.minimum(smallest, value + offset, propagate_nan=tl.PropagateNan.ALL)
+        largest = tl.maximum(largest, value - offset)
+    cautious = smallest - tl.load(caution + agent) * (largest - smallest)
+    target = tl.load(bellman + agent * AGENT + b) * cautious + tl.load(bellman + bellman_stride + agent * AGENT + b)
     difference = tl.load(q + network * B + b) - target
     tl.store(error + network * B + b, difference)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H

@@ -65,6 +65,7 @@ class TritonCritics:
 
     Attributes:
         first: The first critic of each agent.
+        caution: See `critics.Critics`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TritonCritics:
         self.first: Network = TorchNetwork(values[first], shape) if shape.layer_norm else TritonNetwork(of_first)
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
+        self.caution = torch.zeros(stack // critics, device=device)
         columns = shape.padded_inputs
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "H": shape.hidden}
@@ -126,8 +128,8 @@ class TritonCritics:
             layers.factors, self.q, **starts, **sizes, **width, **norm, EPS=NORM_EPS, **tuning["values"],
         )  # fmt: skip
         kernels.errors[(batch // tuning["errors"]["BM"], stack)](
-            layers.parameters, layers.fp16, layers.n1, layers.n2, layers.factors, self.q, bellman, excluded, self.error,
-            layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm, H=width["H"],
+            layers.parameters, layers.fp16, layers.n1, layers.n2, layers.factors, self.q, bellman, excluded,
+            self.caution, self.error, layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm, H=width["H"],
             AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
         )  # fmt: skip
         layers.learn(
