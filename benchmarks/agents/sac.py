@@ -43,6 +43,8 @@ from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gr
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import generator_for
 
+_OPTIONAL = ("weight_decay", "caution")  # numbers that may be 0
+
 
 @dataclass(frozen=True)
 class Hyperparameters:
@@ -52,8 +54,8 @@ class Hyperparameters:
         critics: Critics per agent.
         target_critics: How many of them the minimum of a target is over, drawn for each update; the larger, the more
             cautious are the values.
-        least_critics: If given, the minimum is over this many critics while values agree with the returns that follow,
-            and over up to `target_critics` where they promise more; see `online.caution`.
+        caution: Share of the difference between the largest and the smallest target value that can be taken from the
+            smallest; `critics.caution` is what is taken now, 0 at first, and `online.caution` sets it.
         updates: Critic updates per environment step.
         batch_size: Rows per update.
         hidden: Width of the hidden layers.
@@ -72,7 +74,6 @@ class Hyperparameters:
 
     critics: int = 2
     target_critics: int = 2
-    least_critics: int | None = None
     caution: float = 0.0
     updates: int = 20
     batch_size: int = 256
@@ -95,14 +96,8 @@ class Hyperparameters:
             whole_number(name, getattr(self, name))
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
-        if self.least_critics is not None:
-            whole_number("least_critics", self.least_critics)
-            if not self.least_critics < self.target_critics <= self.critics:
-                raise ValueError(
-                    f"least_critics: expected fewer than target_critics, and these at most critics, got "
-                    f"{self.least_critics}, {self.target_critics} and {self.critics}"
-                )
-        for name in ("learning_rate", "gamma", "target_speed", "temperature", "weight_decay", "temperature_rate", "caution"):
+        numbers = ("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate")
+        for name in (*numbers, *_OPTIONAL):
             value = getattr(self, name)
             if value is None and name == "temperature_rate":
                 continue
@@ -110,7 +105,7 @@ class Hyperparameters:
                 not isinstance(value, int | float)
                 or isinstance(value, bool)
                 or not 0 <= value < math.inf
-                or (name not in ("weight_decay", "caution") and not value)
+                or (name not in _OPTIONAL and not value)
             ):
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
         for name in ("layer_norm", "feature_norm", "normalise_observations"):
@@ -118,11 +113,6 @@ class Hyperparameters:
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
-
-    @property
-    def first_critics(self) -> float:
-        """How many critics the first targets are the minimum of."""
-        return float(min(self.least_critics or self.target_critics, self.critics))
 
     def critic_shape(self, inputs: int) -> MlpShape:
         """Shape of a critic for this number of inputs."""
@@ -173,8 +163,6 @@ class StackedSAC(CapturedLearner):
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
-        # A fraction is the chance of one more critic.
-        self.critics_in_minimum = torch.full((self.agents, 1), settings.first_critics, device=self.device)
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
@@ -267,12 +255,8 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        tensors = {**moments, "target": self.target, "environment_steps": self.environment_steps}
-        if self.settings.caution:
-            tensors["caution"] = self.critics.caution
-        if self.settings.least_critics is not None:
-            tensors["critics_in_minimum"] = self.critics_in_minimum
-        return tensors
+        caution = {"caution": self.critics.caution} if self.settings.caution else {}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps, **caution}
 
     def _after_load(self) -> None:
         self.critics.refresh()
@@ -315,12 +299,9 @@ class StackedSAC(CapturedLearner):
         next_noise = self._normal(*size, spec.action_dim)
         policy_noise = self._normal(self.agents, settings.batch_size, spec.action_dim)
         excluded = torch.zeros(settings.updates, self.agents, settings.critics, device=self.device)
-        if settings.critics > settings.first_critics:
+        if settings.critics > settings.target_critics:
             uniform = torch.rand(excluded.shape, generator=self.rng, device=self.device)
-            rank = uniform.argsort(-1).argsort(-1)
-            if settings.least_critics is not None:
-                rank = rank + torch.rand(*rank.shape[:2], 1, generator=self.rng, device=self.device)
-            excluded = torch.where(rank < self.critics_in_minimum, 0.0, torch.inf)
+            excluded = torch.where(uniform.argsort(-1).argsort(-1) < settings.target_critics, 0.0, torch.inf)
         self.update(rows, next_noise, excluded, policy_noise)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
-from synther_replay.benchmarks.online.caution import adjusted, overestimation
+from synther_replay.benchmarks.online.caution import Caution
 from synther_replay.benchmarks.online.critic_values import CriticValues
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
@@ -47,6 +47,7 @@ class Agents:
     Attributes:
         observations: Inputs of the next actions, ``(M, O)`` on the CPU.
         actions: The next actions, ``(M, A)`` on the CPU.
+        caution: Sets how cautious the critics' targets are; None: always the same.
         pending: The refit in the background that is under way; None: there is none.
     """
 
@@ -67,6 +68,7 @@ class Agents:
         hyper = Hyperparameters(**settings.hyperparameters())
         seed = settings.first_seed
         self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
+        self.caution = Caution(self.learner) if hyper.caution else None
         self.generator = None
         guidance = settings.guidance()
         self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
@@ -196,31 +198,9 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
-        if self.learner.settings.caution:
-            found["critics_in_minimum"] = self.learner.critics.caution
-        if self.learner.settings.least_critics is not None:
-            found["critics_in_minimum"] = self.learner.critics_in_minimum.squeeze(1)
+        if self.caution:
+            found |= self.caution.report()
         return {name: each.tolist() for name, each in found.items()}
-
-    def adjust_caution(self) -> None:
-        """Compare values with the returns that followed, and set how many critics the targets are the minimum of."""
-        learner, settings, spec = self.learner, self.learner.settings, self.spec
-        if settings.least_critics is None and not settings.caution:
-            return
-        rows = self.replay.transitions().rows.view(self.replay.agents, -1, spec.dim)[:, -4 * settings.batch_size :]
-        values = CriticValues(learner).mean(rows[..., spec.observations], rows[..., spec.actions])
-        found = learner.value_estimates(rows[:, -settings.batch_size :])
-        starts_anew = (rows[:, :-1, spec.next_observations] != rows[:, 1:, spec.observations]).any(-1)
-        last = torch.cat((starts_anew, torch.ones_like(starts_anew[:, :1])), dim=1)
-        rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
-        bonus = found["temperature"] * found["entropy"]
-        share = overestimation(values, rewards, terminated, last, bonus, settings.gamma)
-        if settings.caution:
-            caution = learner.critics.caution
-            caution.copy_(adjusted(caution, share.to(caution.device), 0.0, settings.caution))
-            return
-        critics = learner.critics_in_minimum
-        critics.copy_(adjusted(critics, share.to(critics.device), settings.least_critics, settings.target_critics))
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
         """The last ``lengths[i]`` actions of each agent i."""
@@ -234,6 +214,7 @@ class Agents:
             "learner": self.learner.state_dict(),
             "replay": self.replay.state_dict(),
             "generator": self.generator.state_dict() if self.generator else None,
+            "caution": self.caution.state_dict() if self.caution else None,
             "relevance": self.guide.state_dict() if self.guide else None,
             "pending": self.pending.state_dict(self.generator, self.guide) if self.pending and self.generator else None,
             "actions": self.actions,
@@ -246,6 +227,8 @@ class Agents:
         self.replay.load_state_dict(state["replay"])
         if self.generator:
             self.generator.load_state_dict(state["generator"])
+        if self.caution:
+            self.caution.load_state_dict(state["caution"])
         if self.guide:
             self.guide.load_state_dict(state["relevance"])
         if self.generator and (pending := state.get("pending")):

@@ -162,9 +162,9 @@ class OnlineRun:
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
             self._prepare_learner()
-        if progress.step > settings.random_steps:
+        if agents.caution and progress.step > settings.random_steps:
             with progress.clock("learner"):
-                agents.adjust_caution()
+                agents.caution.adjust()
         agents.learner.reseed(progress.step // CHUNK)
         rng = np.random.default_rng([settings.first_seed, progress.step])
         random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)
