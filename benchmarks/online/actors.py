@@ -16,7 +16,6 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
-from synther_replay.benchmarks.online.caution import Caution
 from synther_replay.benchmarks.online.critic_values import CriticValues
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
@@ -47,7 +46,6 @@ class Agents:
     Attributes:
         observations: Inputs of the next actions, ``(M, O)`` on the CPU.
         actions: The next actions, ``(M, A)`` on the CPU.
-        caution: Sets how cautious the critics' targets are; None: always the same.
         pending: The refit in the background that is under way; None: there is none.
     """
 
@@ -68,7 +66,6 @@ class Agents:
         hyper = Hyperparameters(**settings.hyperparameters())
         seed = settings.first_seed
         self.learner = StackedSAC(self.replay, task.target_entropy, hyper, seed=seed)
-        self.caution = Caution(self.learner) if hyper.caution else None
         self.generator = None
         guidance = settings.guidance()
         self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
@@ -198,8 +195,8 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
-        if self.caution:
-            found |= self.caution.report()
+        if self.learner.settings.caution:
+            found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}
 
     def actions_since(self, lengths: np.ndarray) -> list[np.ndarray]:
@@ -214,7 +211,6 @@ class Agents:
             "learner": self.learner.state_dict(),
             "replay": self.replay.state_dict(),
             "generator": self.generator.state_dict() if self.generator else None,
-            "caution": self.caution.state_dict() if self.caution else None,
             "relevance": self.guide.state_dict() if self.guide else None,
             "pending": self.pending.state_dict(self.generator, self.guide) if self.pending and self.generator else None,
             "actions": self.actions,
@@ -227,8 +223,6 @@ class Agents:
         self.replay.load_state_dict(state["replay"])
         if self.generator:
             self.generator.load_state_dict(state["generator"])
-        if self.caution:
-            self.caution.load_state_dict(state["caution"])
         if self.guide:
             self.guide.load_state_dict(state["relevance"])
         if self.generator and (pending := state.get("pending")):

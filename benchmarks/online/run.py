@@ -34,6 +34,7 @@ from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Environments, Steps
 from synther_replay.benchmarks.environments.tasks import Task, agent_seed
 from synther_replay.benchmarks.online.actors import Agents
+from synther_replay.benchmarks.online.caution import adjust_caution
 from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import advice, out_of_range
@@ -162,9 +163,9 @@ class OnlineRun:
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
             self._prepare_learner()
-        if agents.caution and progress.step > settings.random_steps:
+        if agents.learner.settings.caution and progress.step > settings.random_steps:
             with progress.clock("learner"):
-                agents.caution.adjust()
+                adjust_caution(agents.learner)
         agents.learner.reseed(progress.step // CHUNK)
         rng = np.random.default_rng([settings.first_seed, progress.step])
         random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)

@@ -147,6 +147,11 @@ class TestRun:
         assert [each["seeds"] for each in result["diverged"]] == [[result["seeds"][0]]] * len(result["value_estimates"])
         assert sum("left the range" in line for line in run.lines) == len(result["value_estimates"])
 
+    def test_results_have_the_caution_of_the_targets(self, tmp_path):
+        result = run_through(tmp_path / "c", settings("sac", critic="wary")).result()
+        caution = [each["caution"] for each in result["value_estimates"]]
+        assert caution == [[0.25] * 2, [0.5] * 2, [1.0] * 2]  # rewards are negative and the first values near 0
+
     def test_policies_of_each_evaluation_can_be_kept(self, tmp_path):
         run = run_through(tmp_path / "c", settings("sac"), keep_policies=tmp_path / "kept")
         files = {step: load_policies(tmp_path / "kept" / f"{step}.safetensors") for step in EVALUATIONS}
@@ -244,6 +249,7 @@ class TestResuming:
             ("synther", {}),
             ("redq", {}),
             ("synther", {"critic": "residual"}),
+            ("sac20", {"critic": "wary"}),
             ("synther", {"relevance": {"name": "curiosity", "share": 0.5}}),
             ("synther", {"relevance": {"name": "td_error"}, "critic": "residual"}),
         ],

@@ -89,7 +89,9 @@ def repeat_for_critics(inputs: Tensor, critics: int) -> Tensor:
 
 
 @fused
-def error_gradient(q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor, caution: Tensor | None = None) -> Tensor:
+def error_gradient(
+    q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor, caution: Tensor | None = None
+) -> Tensor:
     """Gradient of the mean squared TD error by the values ``(M, N, B)``."""
     next_value = (next_q + excluded.unsqueeze(-1)).amin(1)
     if caution is not None:

@@ -129,8 +129,8 @@ class TritonCritics:
         )  # fmt: skip
         kernels.errors[(batch // tuning["errors"]["BM"], stack)](
             layers.parameters, layers.fp16, layers.n1, layers.n2, layers.factors, self.q, bellman, excluded,
-            self.caution, self.error, layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm, H=width["H"],
-            AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
+            self.caution, self.error, layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm,
+            H=width["H"], AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
         )  # fmt: skip
         layers.learn(
             self.adam, inputs[0], self.error, rates, tuning["learn"], critics=critics,
