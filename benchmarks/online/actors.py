@@ -17,6 +17,7 @@ from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
 from synther_replay.benchmarks.online.critic_values import CriticValues
+from synther_replay.benchmarks.online.promises import promised
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
@@ -186,7 +187,8 @@ class Agents:
     def value_estimates(self) -> dict[str, list[float]]:
         """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``.
 
-        `least` and `most` are the range that the rewards so far and the discount allow.
+        `least` and `most` are the range that the rewards so far and the discount allow, `followed` is what followed on
+        the latest transitions, on the scale of values.
         """
         count, batch = self.replay.count, self.learner.settings.batch_size
         indices = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
@@ -195,6 +197,8 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
+        values, excess = promised(self.learner)
+        found["followed"] = values.mean(1) - excess
         if self.learner.settings.caution:
             found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -37,7 +37,7 @@ from synther_replay.benchmarks.online.actors import Agents
 from synther_replay.benchmarks.online.caution import adjust_caution
 from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
-from synther_replay.benchmarks.online.watchdog import advice, out_of_range
+from synther_replay.benchmarks.online.watchdog import advice, advice_out_of_reach, out_of_range, out_of_reach
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 from synther_replay.model.fitting import FitReport
 
@@ -199,14 +199,17 @@ class OnlineRun:
 
     def _diverged(self, step: int) -> list[int]:
         """Seeds whose value estimates left the range that rewards and discount allow."""
-        return [self.settings.first_seed + agent for agent in out_of_range(self.progress.value_estimates[step])]
+        return self._seeds(out_of_range(self.progress.value_estimates[step]))
+
+    def _seeds(self, agents: Sequence[int]) -> list[int]:
+        return [self.settings.first_seed + agent for agent in agents]
 
     def _watch(self, step: int) -> None:
-        """Report value estimates that have left their range."""
-        if seeds := self._diverged(step):
-            self.report(
-                f"{self.settings.env} {self.settings.name} step {step:,}: {advice(seeds, self.settings.critic)}"
-            )
+        """Report value estimates that have left their range, or are far above what followed."""
+        settings, estimates = self.settings, self.progress.value_estimates[step]
+        for found, words in ((out_of_range, advice), (out_of_reach, advice_out_of_reach)):
+            if seeds := self._seeds(found(estimates)):
+                self.report(f"{settings.env} {settings.name} step {step:,}: {words(seeds, settings.critic)}")
 
     def _store(self, after: Steps) -> None:
         """Store the transitions of one step and start computing the next actions."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.named_critics import PLAIN
 
 _TOLERANCE = 0.1  # of the range, on both sides: critics that are not exact are not yet diverged
+_BEYOND = 0.25  # of the range, above what followed
 
 
 def value_range(
@@ -44,8 +45,37 @@ def out_of_range(estimates: Mapping[str, Sequence[float]]) -> list[int]:
     return found
 
 
+def out_of_reach(estimates: Mapping[str, Sequence[float]]) -> list[int]:
+    """Agents whose values are within the range, yet far above what followed on their latest transitions."""
+    names = ("value", "followed", "least", "most")
+    if "followed" not in estimates:  # of a run that was started before it was measured
+        return []
+    rows = zip(*(estimates[name] for name in names), strict=True)
+    left = out_of_range(estimates)
+    return [
+        agent
+        for agent, (value, followed, least, most) in enumerate(rows)
+        if agent not in left and value - followed > _BEYOND * (most - least)
+    ]
+
+
 def advice(seeds: Sequence[int], critic: str) -> str:
     """A line of progress for seeds whose critics have left the range."""
-    hint = "--critic layernorm" if critic == PLAIN else "--critic cautious or fewer updates per step (--utd)"
     listed = ", ".join(map(str, seeds))
-    return f"values of seed(s) {listed} left the range that rewards and discount allow; critics diverge, try {hint}"
+    return (
+        f"values of seed(s) {listed} left the range that rewards and discount allow; critics diverge, "
+        f"try {_remedy(critic)}"
+    )
+
+
+def advice_out_of_reach(seeds: Sequence[int], critic: str) -> str:
+    """A line of progress for seeds whose values are far above what followed."""
+    listed = ", ".join(map(str, seeds))
+    return (
+        f"values of seed(s) {listed} are far above the returns that followed on the latest steps; if they stay there, "
+        f"try {_remedy(critic)}"
+    )
+
+
+def _remedy(critic: str) -> str:
+    return "--critic layernorm" if critic == PLAIN else "--critic cautious or fewer updates per step (--utd)"

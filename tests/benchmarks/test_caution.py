@@ -1,4 +1,4 @@
-"""Caution follows what values promise beyond the returns that followed."""
+"""What values promise beyond the returns that followed is measured, and caution follows it."""
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +9,8 @@ from synther_replay import TransitionSpec
 from synther_replay.benchmarks.agents.networks.mlp import Layers
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
-from synther_replay.benchmarks.online.caution import adjust_caution, overestimation
+from synther_replay.benchmarks.online.caution import adjust_caution
+from synther_replay.benchmarks.online.promises import excess, promised
 
 GAMMA, LENGTH, LARGEST = 0.9, 40, 0.8
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (1,)))
@@ -51,19 +52,14 @@ def test_right_values_are_not_too_high_and_a_constant_error_is_found(endings, bo
     rewards = np.random.default_rng(0).normal(1, 0.5, 20)
     rows = episodes(*endings, rewards=rewards)
     values = true_values(*rows, bonus, rest=4.0)
-    assert overestimation(values, *rows, np.array([bonus]), GAMMA) == pytest.approx(0, abs=1e-12)
-    high = values + 3.0
-    if not any(kind == "terminated" for _, kind in endings):  # else the error of later rows does not count
-        expected = 3.0 / np.abs(high).mean()
-        assert overestimation(high, *rows, np.array([bonus]), GAMMA) == pytest.approx(expected)
-    assert overestimation(values - 3.0, *rows, np.array([bonus]), GAMMA) < 0
+    for error in (0.0, 3.0, -3.0):
+        assert excess(values + error, *rows, np.array([bonus]), GAMMA) == pytest.approx(error, abs=1e-12)
 
 
 def test_agents_do_not_mix():
     rewards = np.stack([np.ones(LENGTH), -np.ones(LENGTH)])
     rows = rewards, np.zeros((2, LENGTH)), np.ones((2, LENGTH - 1))
-    share = overestimation(np.full((2, LENGTH), 10.0), *rows, np.zeros(2), GAMMA)
-    assert share == pytest.approx([0.0, 2.0])
+    assert excess(np.full((2, LENGTH), 10.0), *rows, np.zeros(2), GAMMA) == pytest.approx([0.0, 20.0])
 
 
 def learner(rewards, *, caution=LARGEST, **changes):
@@ -82,6 +78,15 @@ def set_values(agents, value):
     """Let all critics of all agents give this value."""
     agents.critic.parameters.zero_()
     Layers.of(agents.critic.parameters, agents.critic_shape)["b3"].fill_(value)
+
+
+def test_values_of_the_latest_rows_are_compared():
+    agents = learner([1.0, -2.0])
+    set_values(agents, 50.0)
+    values, found = promised(agents)
+    assert values.shape == (2, 32)  # four batches of the rows
+    assert values.unique().tolist() == [50.0]
+    assert found.tolist() == pytest.approx([-50.0, 250.0], rel=1e-3)
 
 
 def test_caution_comes_where_values_promise_too_much_and_goes_where_not():

@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from synther_replay.benchmarks.online.watchdog import advice, out_of_range, value_range
+from synther_replay.benchmarks.online.watchdog import (
+    advice,
+    advice_out_of_reach,
+    out_of_range,
+    out_of_reach,
+    value_range,
+)
 
 
 def test_the_range_is_that_of_the_best_and_worst_reward_for_ever():
@@ -36,11 +42,28 @@ def test_a_tenth_beyond_the_range_is_divergence(changes, left):
     assert out_of_range(estimates(**changes)) == ([0] if left else [])
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_far"),
+    [
+        ({}, False),
+        ({"followed": [66.0]}, False),
+        ({"followed": [64.0]}, True),
+        ({"followed": [64.0], "highest": [111.0]}, False),  # reported as out of range
+        ({"followed": [200.0]}, False),
+        ({"followed": [math.nan]}, False),
+    ],
+)
+def test_values_far_above_what_followed_are_out_of_reach(changes, is_far):
+    assert out_of_reach(estimates(value=[90.0], **{"followed": [90.0], **changes})) == ([0] if is_far else [])
+
+
 def test_estimates_of_older_runs_have_no_range():
     assert out_of_range({"value": [1.0], "reward": [0.0]}) == []
+    assert out_of_reach(estimates(value=[90.0])) == []
 
 
 def test_advice_names_the_seeds_and_another_critic():
-    assert "200, 203" in advice([200, 203], "plain")
-    assert "layernorm" in advice([200], "plain")
-    assert "layernorm" not in advice([200], "layernorm")
+    for words in (advice, advice_out_of_reach):
+        assert "200, 203" in words([200, 203], "plain")
+        assert "layernorm" in words([200], "plain")
+        assert "layernorm" not in words([200], "layernorm")
