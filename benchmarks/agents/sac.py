@@ -17,6 +17,7 @@ Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,13 @@ from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gr
 from synther_replay.common.checks import whole_number
 from synther_replay.common.seeding import generator_for
 
-_OPTIONAL = ("weight_decay", "caution")  # numbers that may be 0
+_POSITIVE = (math.ulp(0.0), "a positive number")
+_NUMBERS = {
+    **dict.fromkeys(("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate"), _POSITIVE),
+    **dict.fromkeys(("weight_decay", "caution"), (0.0, "a positive number or 0")),
+    "action_entropy": (-sys.float_info.max, "a number"),
+}  # least value, and words for a message
+_OPTIONAL = ("temperature_rate", "action_entropy")  # numbers that may be None
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
+        action_entropy: Target entropy of the policy, per dimension of the actions; None: that of the task.
     """
 
     critics: int = 2
@@ -89,6 +97,7 @@ class Hyperparameters:
     normalise_observations: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
+    action_entropy: float | None = None
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -96,18 +105,12 @@ class Hyperparameters:
             whole_number(name, getattr(self, name))
         whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
-        numbers = ("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate")
-        for name in (*numbers, *_OPTIONAL):
+        for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is None and name == "temperature_rate":
+            if value is None and name in _OPTIONAL:
                 continue
-            if (
-                not isinstance(value, int | float)
-                or isinstance(value, bool)
-                or not 0 <= value < math.inf
-                or (name not in _OPTIONAL and not value)
-            ):
-                raise ValueError(f"{name}: expected a positive number, got {value!r}")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
+                raise ValueError(f"{name}: expected {words}, got {value!r}")
         for name in ("layer_norm", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
@@ -127,7 +130,7 @@ class StackedSAC(CapturedLearner):
 
     Args:
         replay: Transitions of the agents.
-        target_entropy: Target entropy of the policies.
+        target_entropy: Target entropy of the policies, unless the settings have one.
         settings: Hyper-parameters.
         seed: Random seed; equal seeds and calls give equal agents on the same device.
     """
@@ -137,9 +140,11 @@ class StackedSAC(CapturedLearner):
     ) -> None:
         """Draw the initial networks."""
         super().__init__(replay.device, seed)
-        self.replay, self.target_entropy, self.agents = replay, target_entropy, replay.agents
+        self.replay, self.agents, spec = replay, replay.agents, replay.spec
         self.settings = settings = settings or Hyperparameters()
-        spec = replay.spec
+        self.target_entropy = target_entropy
+        if settings.action_entropy is not None:
+            self.target_entropy = settings.action_entropy * spec.action_dim
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = settings.critic_shape(spec.observation_dim + spec.action_dim)
         self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent

@@ -14,6 +14,7 @@ _WORDS = {
     "target_critics": "minimum of {}",
     "temperature": "temperature from {:g}",
     "temperature_rate": "temperature's rate {:g}",
+    "action_entropy": "entropy {:g} per action",
     "weight_decay": "weight decay {:g}",
     "learning_rate": "learning rate {:g}",
     "gamma": "discount {:g}",

@@ -16,6 +16,7 @@ from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 
 OBSERVATIONS, ACTIONS, HIDDEN, BATCH, UPDATES = 5, 2, 16, 12, 4
+TARGET_ENTROPY = -1.5
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
 
 
@@ -30,7 +31,7 @@ def random_rows(*lead, seed=0):
 def stacked(agents=1, critics=2, seed=0, **changes):
     replay = StackedReplay(SPEC, agents, capacity=50, device=torch.device("cpu"))
     settings = Hyperparameters(critics=critics, updates=UPDATES, batch_size=BATCH, hidden=HIDDEN, **changes)
-    return StackedSAC(replay, -1.5, settings, seed=seed)
+    return StackedSAC(replay, TARGET_ENTROPY, settings, seed=seed)
 
 
 def randomness(agents, critics, seed=1):
@@ -216,6 +217,11 @@ def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
         reference.same_as(learner, agent, atol=1e-7)  # layer norm leaves gradients that are zero but for rounding
 
 
+def test_the_target_entropy_is_the_given_one_or_so_much_per_action():
+    assert stacked(1).target_entropy == TARGET_ENTROPY
+    assert stacked(1, action_entropy=-0.25).target_entropy == -0.25 * ACTIONS
+
+
 @pytest.mark.usefixtures("double_precision")
 def test_the_plain_critic_computes_what_it_always_did():
     learner = stacked(2, 3)
@@ -273,6 +279,8 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"critic_hidden": 0}, "critic_hidden"),
         ({"temperature_rate": 0.0}, "temperature_rate"),
         ({"temperature_rate": True}, "temperature_rate"),
+        ({"action_entropy": math.nan}, "action_entropy"),
+        ({"action_entropy": "-1"}, "action_entropy"),
     ],
 )
 def test_invalid_hyperparameters_are_refused_with_their_name(options, message):
@@ -413,7 +421,7 @@ class TestOnGpu:
             for k in range(50):
                 replay.add(random_rows(2, seed=k))
             settings = Hyperparameters(critics=2, updates=3, batch_size=64, hidden=64)
-            learners.append(StackedSAC(replay, -1.5, settings))
+            learners.append(StackedSAC(replay, TARGET_ENTROPY, settings))
         captured, eager = learners
         captured.prepare()
         for learner in learners:

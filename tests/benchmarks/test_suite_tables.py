@@ -9,6 +9,7 @@ import torch
 from online_result_files import write
 
 from synther_replay.benchmarks import online_dmc
+from synther_replay.benchmarks.agents.named_critics import CRITICS
 from synther_replay.benchmarks.environments.scores import SCORE_RANGE, SUITE
 from synther_replay.benchmarks.online import figures as online_figures
 from synther_replay.benchmarks.online import jobs, sections, suite, variants
@@ -145,7 +146,7 @@ def test_variants_have_a_row_each_and_fill_gaps_from_beside(tmp_path):
         variants.table(parts)
 
 
-@pytest.mark.parametrize(("group", "runs"), [("suite", 24), ("parts", 4 * 6 * 7), ("scaling", 4 * 10)])
+@pytest.mark.parametrize(("group", "runs"), [("suite", 24), ("parts", 4 * len(CRITICS) * 7), ("scaling", 4 * 10)])
 def test_every_job_is_a_command_with_a_file_of_its_own(group, runs, monkeypatch, capsys):
     options = ["--each=--critic features", "--synthetic=--set steps=5"] if group == "suite" else []
     monkeypatch.setattr(sys, "argv", ["jobs.py", group, *options])
