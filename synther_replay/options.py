@@ -53,7 +53,7 @@ class SourceOptions:
             and takes the new ones `lag` steps after the refit began; it waits there if they are not ready, so that two
             runs of one seed agree. A process computes it on a CPU, a thread with its own stream on a GPU.
         lag: Environment steps from the begin of a refit in the background to the step that takes its rows. None: half
-            of the schedule's `every` for a process, a tenth for a thread. No other refit begins in between.
+            of the schedule's `every`. No other refit begins in between.
     """
 
     real_ratio: float = 0.5
