@@ -93,7 +93,7 @@ class Outcomes(NamedTuple):
 class OutcomeModel(NamedTuple):
     """M classifiers, one per model of a stack, and their outcomes; immutable, `fit` makes a new one."""
 
-    weights: Tensor  # (M, P), see `_Layers`
+    weights: Tensor  # (M, P), see `common.mlp.Shape`
     rewards: Tensor  # (M, K), see `Outcomes`
     terminated: Tensor
     shares: Tensor

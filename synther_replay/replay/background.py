@@ -120,9 +120,10 @@ class BackgroundRefit:
         job: The job.
         at: Environment steps at which its result is taken.
         device: Device of the rows.
+        seed: Seed to go on with after the job; None: that of before.
 
     Attributes:
-        seed: Seed to go on with after the job, if the source was given another one meanwhile.
+        seed: See the argument; the source sets it if it is given another seed meanwhile.
     """
 
     def __init__(self, job: RefitJob, at: int, device: torch.device, seed: int | None = None) -> None:
