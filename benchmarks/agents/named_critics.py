@@ -1,10 +1,10 @@
-"""Critics by name: hyper-parameters that differ from the plain critic of the REDQ code base."""
+"""Critics by name: hyper-parameters that differ from the plain critic of the REDQ code base; agents in words."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 from synther_replay.benchmarks.agents.sac import Hyperparameters
@@ -19,7 +19,19 @@ CRITICS: dict[str, dict[str, Any]] = {
     "ensemble": {"layer_norm": True, "critics": 10},
     "residual": {"blocks": 2, "weight_decay": 1e-2, "learning_rate": 1e-4, "normalise_observations": True},
 }
-_OPTIONS = [field.name for field in fields(Hyperparameters) if field.name != "updates"]
+_DEFAULTS = asdict(Hyperparameters())
+_OPTIONS = [name for name in _DEFAULTS if name != "updates"]
+_WORDS = {
+    "critics": "{} critics",
+    "target_critics": "minimum of {}",
+    "temperature": "temperature from {}",
+    "temperature_rate": "temperature's rate {}",
+    "action_entropy": "entropy {} per action",
+    "weight_decay": "weight decay {}",
+    "learning_rate": "learning rate {}",
+    "gamma": "discount {}",
+    "normalise_observations": "normalised",  # True: without it an agent lacks an option of the critics that have it
+}
 
 
 def critic_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +46,20 @@ def critic_options(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         if option not in _OPTIONS:
             raise ValueError(f"agent: unknown option {option!r}; {_hint(option, _OPTIONS)}")
     return {**CRITICS[name], **changes}
+
+
+def agent_in_words(options: Mapping[str, Any]) -> str:
+    """The critic whose options an agent has, the one with the most, and what else differs from the defaults.
+
+    Args:
+        options: Hyper-parameters of the agent. They may have names that `Hyperparameters` no longer has.
+    """
+    chosen = {**_DEFAULTS, **options}
+    name = max((name for name, own in CRITICS.items() if own.items() <= chosen.items()), key=lambda n: len(CRITICS[n]))
+    usual = {**_DEFAULTS, **CRITICS[name]}
+    changes = {option: value for option, value in options.items() if option not in usual or value != usual[option]}
+    words = [text.format(changes.pop(option)) for option, text in _WORDS.items() if option in changes]
+    return ", ".join((name, *words, *(f"{option}={value}" for option, value in sorted(changes.items()))))
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
+from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.online.results import Run, read_run
+from synther_replay.benchmarks.online.tables import returns_cell
 
-_WORDS = {
-    "critics": "{} critics",
-    "target_critics": "minimum of {}",
-    "temperature": "temperature from {:g}",
-    "temperature_rate": "temperature's rate {:g}",
-    "action_entropy": "entropy {:g} per action",
-    "weight_decay": "weight decay {:g}",
-    "learning_rate": "learning rate {:g}",
-    "gamma": "discount {:g}",
-}
 _USUAL_UPDATES = 20
 _STEPS = (30_000, 40_000, 50_000)
 _HEADER = ("task", "agent", "synthetic rows", "seeds", *(f"return at {step:,}" for step in _STEPS))
@@ -33,21 +22,13 @@ def table(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem), path.stem)):
         run = read_run(path)
-        returns = [mean_and_spread(run.at(step).tolist()) if step in run.steps else None for step in _STEPS]
+        returns = [returns_cell(run.at(step)) if step in run.steps else None for step in _STEPS]
         rows.append([run.task, _agent(run), _rows(run), len(run.returns), *returns])
     return markdown_table(_HEADER, rows)
 
 
 def _agent(run: Run) -> str:
-    words = [run.settings["critic"], *_changes(run.settings.get("agent", {}))]
-    if run.utd != _USUAL_UPDATES:
-        words.append(f"{run.utd} updates")
-    return ", ".join(words)
-
-
-def _changes(agent: Mapping[str, Any]) -> list[str]:
-    words = [text.format(agent[name]) for name, text in _WORDS.items() if name in agent]
-    return [*words, "normalised"] if agent.get("normalise_observations") else words
+    return run.agent if run.utd == _USUAL_UPDATES else f"{run.agent}, {run.utd} updates"
 
 
 def _rows(run: Run) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
+from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.online.results import read_run
+from synther_replay.benchmarks.online.tables import returns_cell
 
 _PLAIN, _SYNTHETIC = "dqn", "synther-dqn"
 HEADER = ("task", "updates per step", "steps", "seeds", "return", "DQN", "with `SynthERBuffer`")
@@ -24,8 +25,8 @@ def table(folder: Path) -> str:
         if (plain.returns.shape, plain.budget) != (other.returns.shape, other.budget):
             raise ValueError(f"{other.path}: expected as many seeds, steps and evaluations as {plain.path} has")
         run = [plain.task, _updates(path), f"{plain.budget:,}", len(plain.returns)]
-        rows.append([*run, "last", *(mean_and_spread(r.returns[:, -1].tolist()) for r in (plain, other))])
-        rows.append([*run, "mean of the curve", *(mean_and_spread(r.returns.mean(1).tolist()) for r in (plain, other))])
+        rows.append([*run, "last", *(returns_cell(r.returns[:, -1]) for r in (plain, other))])
+        rows.append([*run, "mean of the curve", *(returns_cell(r.returns.mean(1)) for r in (plain, other))])
     return markdown_table(HEADER, rows)
 
 

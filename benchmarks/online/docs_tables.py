@@ -119,7 +119,7 @@ def _other_seeds(main: Path) -> str:
 def _early(main: Path, task: str, names: Sequence[str]) -> str:
     """One task at 30,000 steps, a row per algorithm."""
     runs = read_runs(main, tasks=(task,), algorithms=names)
-    rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", returns_cell(run, EARLY_STEP)] for run in runs]
+    rows = [[TITLES[run.algorithm], f"{run.returns.shape[0]}", returns_cell(run.at(EARLY_STEP))] for run in runs]
     return markdown_table((f"{task}, {EARLY_STEP:,} steps", "seeds", "return"), rows)
 
 
@@ -144,7 +144,8 @@ def _versions(main: Path) -> str:
             if all(path.is_file() for path in paths):
                 before, after = map(read_run, paths)
                 rows += [
-                    [task, seeds, f"{step:,}", returns_cell(before, step), returns_cell(after, step)] for step in _STEPS
+                    [task, seeds, f"{step:,}", returns_cell(before.at(step)), returns_cell(after.at(step))]
+                    for step in _STEPS
                 ]
     return markdown_table(("task", "seeds", "steps", "version 0.2", "with `exact`"), rows)
 
@@ -155,8 +156,8 @@ def _guided(folder: Path) -> str:
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent, len(path.stem))):
         run = read_run(path)
         used = sum(run.wall_seconds[part] for part in ("fit", "generate")) / run.wall_seconds["total"]
-        relevance, seeds = run.settings.get("relevance", {}).get("name"), len(run.returns)
-        rows.append([run.task, run.settings["critic"], relevance, seeds, returns_cell(run, run.budget), f"{used:.0%}"])
+        agent = (run.task, run.agent, run.relevance or None, len(run.returns))
+        rows.append([*agent, returns_cell(run.at(run.budget)), f"{used:.0%}"])
     return markdown_table(("task", "critics", "relevance", "seeds", "return", "time in generator"), rows)
 
 
@@ -174,7 +175,8 @@ def _stable_baselines(main: Path) -> str:
             if any(path.stem.startswith("sb3-") for path in found):
                 runs = [read_run(path) for path in found]
                 rows += [
-                    [task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), returns_cell(r, step)] for r in runs
+                    [task, TITLES[r.algorithm], utd, f"{step:,}", len(r.returns), returns_cell(r.at(step))]
+                    for r in runs
                 ]
     return markdown_table(("task", "agent", "updates per step", "steps", "seeds", "return"), rows)
 
@@ -185,7 +187,7 @@ def _lengths_of_fits(folder: Path) -> str:
     for run in map(read_run, sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem)))):
         generator = run.settings["generator"] if run.synthetic_share else {}
         lengths = [f"{generator[name]:,}" if generator else None for name in ("steps", "refit_steps")]
-        rows.append([run.task, *lengths, len(run.returns), mean_and_spread(run.returns[:, -1].tolist())])
+        rows.append([run.task, *lengths, len(run.returns), returns_cell(run.returns[:, -1])])
     return markdown_table(("task", "steps of the first fit", "of later ones", "seeds", "return"), rows)
 
 
@@ -195,5 +197,7 @@ def _ablation(folder: Path) -> str:
     rows = []
     for name, title in _ABLATION.items():
         paths = [folder / task / f"{name}.json" for task in tasks]
-        rows.append([title, *(returns_cell(read_run(path), EARLY_STEP) if path.is_file() else None for path in paths)])
+        rows.append(
+            [title, *(returns_cell(read_run(path).at(EARLY_STEP)) if path.is_file() else None for path in paths)]
+        )
     return markdown_table((f"8 seeds, {EARLY_STEP:,} steps", *tasks), rows)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from synther_replay.benchmarks.agents.named_critics import CRITICS, PLAIN, agent_in_words
 from synther_replay.benchmarks.common.statistics import Comparison, compare
 from synther_replay.benchmarks.environments.scores import SCORE_RANGE, TASKS, normalise
 from synther_replay.benchmarks.online.settings import ALGORITHMS
@@ -56,6 +57,19 @@ class Run:
     def synthetic_share(self) -> float:
         """Share of synthetic rows in a batch."""
         return 1 - self.settings["real_ratio"] if ALGORITHMS[self.settings["algo"]].synthetic else 0.0
+
+    @property
+    def agent(self) -> str:
+        """The agent in words: its critics, and what differs from them; agents that differ have different words."""
+        name = self.settings.get("critic", PLAIN)
+        _expect(name in CRITICS, self.path, f"critic to be one of {', '.join(CRITICS)}, got {name!r}")
+        chosen = {"critics": ALGORITHMS[self.settings["algo"]].critics, **CRITICS[name]}
+        return agent_in_words({**chosen, **self.settings.get("agent", {})})
+
+    @property
+    def relevance(self) -> str:
+        """What generation is guided by; empty: not guided."""
+        return str(self.settings.get("relevance", {}).get("name", ""))
 
     def at(self, step: int) -> np.ndarray:
         """Returns ``(seeds,)`` of the evaluation at `step`."""

@@ -99,26 +99,23 @@ def report(runs: Sequence[Run], step: int, found: Comparison) -> str:
     )
 
 
+def returns_cell(returns: np.ndarray) -> str:
+    """Mean and spread of returns ``(seeds,)``, and how many seeds failed."""
+    text, good = _of_good_seeds(returns)
+    return text if good in (0, len(returns)) else f"{text} ({len(returns) - good} failed)"
+
+
 def _score_cell(returns: np.ndarray, best: bool, titles: Mapping[str, str] | None) -> str:
-    good = returns[np.isfinite(returns)]
-    count = f"{len(good)}/{len(returns)}" if len(good) < len(returns) else f"{len(good)}"
-    seeds = f" ({count} seed{'s' if len(returns) > 1 else ''})"
-    if titles and len(good) == len(returns):
-        seeds = ""
-    if not len(good):
-        return f"failed{seeds}"
-    text = mean_and_spread(good.tolist())
+    text, good = _of_good_seeds(returns)
+    count = f"{good}/{len(returns)}" if good < len(returns) else f"{good}"
+    seeds = "" if titles and good == len(returns) else f" ({count} seed{'s' if len(returns) > 1 else ''})"
     return f"**{text}**{seeds}" if best else f"{text}{seeds}"
 
 
-def returns_cell(run: Run, step: int) -> str:
-    """Mean and spread of the returns at a step, and how many seeds failed."""
-    returns = run.at(step)
-    good = returns[np.isfinite(returns)]
-    if not len(good):
-        return "failed"
-    text = mean_and_spread(good.tolist())
-    return text if len(good) == len(returns) else f"{text} ({len(returns) - len(good)} failed)"
+def _of_good_seeds(returns: np.ndarray) -> tuple[str, int]:
+    """Mean and spread over the seeds that did not fail, and their number."""
+    good = returns[np.isfinite(returns)].tolist()
+    return mean_and_spread(good) if good else "failed", len(good)
 
 
 def interval_cell(estimate: Estimate | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from synther_replay.benchmarks.agents.named_critics import CRITICS, PLAIN
+from synther_replay.benchmarks.agents.named_critics import CRITICS
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.environments.scores import SUITE
 from synther_replay.benchmarks.online.results import Run, read_run
@@ -38,17 +38,14 @@ def table(folder: Path, beside: Sequence[str] = ()) -> str:
     rows = []
     for row in sorted(found, key=lambda row: (list(CRITICS).index(row[0].partition(",")[0]), row)):
         critic, updates, share, relevance, steps, seeds = row
-        cells = [returns_cell(found[row][task], steps) if task in found[row] else None for task in tasks]
+        cells = [returns_cell(found[row][task].at(steps)) if task in found[row] else None for task in tasks]
         rows.append([critic, updates, f"{share:.0%}", relevance or None, f"{steps:,}", seeds, *cells])
     return markdown_table((*HEADER, *tasks), rows) if rows else ""
 
 
 def variant(run: Run) -> _Variant:
     """What a row of the table has in common: the values of `HEADER`."""
-    changes = [f"{name}={value}" for name, value in run.settings.get("agent", {}).items()]
-    critic = ", ".join((run.settings.get("critic", PLAIN), *changes))
-    relevance = run.settings.get("relevance", {}).get("name", "")
-    return critic, run.utd, run.synthetic_share, relevance, run.budget, len(run.returns)
+    return run.agent, run.utd, run.synthetic_share, run.relevance, run.budget, len(run.returns)
 
 
 def _runs(paths: Iterable[Path]) -> list[Run]:

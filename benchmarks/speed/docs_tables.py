@@ -171,7 +171,7 @@ def background_runs_table(online: Path) -> str:
         shown = (pauses[0], statistics.median(pauses[1:]), max(pauses[1:])) if pauses else ()
         cells = [f"{pause:.2g} s" for pause in shown] or [None] * 3
         waits = f"{(wall['fit'] + wall['generate']) / wall['total']:.1%}"
-        rows.append([title, *cells, waits, f"{wall['total'] - wall['start']:.0f} s", returns_cell(run, run.budget)])
+        rows.append([title, *cells, waits, f"{wall['total'] - wall['start']:.0f} s", returns_cell(run.at(run.budget))])
     head = (
         "first wait",
         "median of the others",

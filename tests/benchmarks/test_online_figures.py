@@ -1,6 +1,7 @@
 """Figures, tables and statistics of the online benchmark, on tiny result files and known answers."""
 
 import json
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from online_result_files import result, write
 from scipy import stats
 
 from synther_replay.benchmarks import figures
+from synther_replay.benchmarks.agents.named_critics import CRITICS
+from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common import statistics as aggregate
 from synther_replay.benchmarks.environments.scores import (
     DMC_TASKS,
@@ -21,6 +24,7 @@ from synther_replay.benchmarks.online import agents_table
 from synther_replay.benchmarks.online import docs_tables as online_tables
 from synther_replay.benchmarks.online import figures as online_figures
 from synther_replay.benchmarks.online import results as online_results
+from synther_replay.benchmarks.online.settings import ALGORITHMS
 from synther_replay.benchmarks.online.tables import time_table
 
 PNG = b"\x89PNG"
@@ -397,19 +401,56 @@ def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeyp
     assert "95 % stratified bootstrap interval" in drawn[0].get_supxlabel()
 
 
-def test_table_of_agents_shows_what_differs_from_the_default_agent(tmp_path):
-    changes = {"target_critics": 4, "temperature": 0.01, "normalise_observations": True}
+def agents_of(folder, agents):
+    """Column "agent" of the table of agents, for one result of each of these settings."""
+    shared = {"algo": "sac20", "critic": "layernorm"}
+    for number, settings in enumerate(agents):
+        write(folder, "Ant-v4", f"run-{number:03}", [1.0], utd=20, settings={**shared, **settings})
+    return [row.split(" | ")[1] for row in agents_table.table(folder).splitlines()[2:]]
+
+
+def test_table_of_agents_has_returns_where_there_are_some_and_counts_failed_seeds(tmp_path):
     shared = {"critic": "layernorm", "real_ratio": 0.9}
-    asked = {**shared, "algo": "synther", "agent": changes, "generator": {"consistent": True}}
-    for name, settings, updates, early, late in (
-        ("synther", asked, 5, [5.0, 15.0], [10.0, 30.0]),
-        ("sac20", {**shared, "algo": "sac20"}, 20, [2.0], [1.0]),
+    for name, settings, early, late in (
+        ("synther", {**shared, "generator": {"consistent": True}}, [5.0, None], [10.0, 30.0]),
+        ("sac20", shared, [None], [1.0]),
     ):
+        settings = {**settings, "algo": name}
         curve = [{"step": 30_000, "returns": early}, {"step": 50_000, "returns": late}]
-        write(tmp_path, "Ant-v4", name, late, utd=updates, steps=50_000, settings=settings, curve=curve)
-    rows = agents_table.table(tmp_path).splitlines()[2:]
-    plain, changed = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
-    assert plain == ["Ant-v4", "layernorm", "none", "1", "2", "-", "1"]
-    agent = "layernorm, minimum of 4, temperature from 0.01, normalised, 5 updates"
-    assert changed[:4] == ["Ant-v4", agent, "10%, `consistent`", "2"]
-    assert changed[4].startswith("10 ") and changed[5] == "-" and changed[6].startswith("20 ")
+        write(tmp_path, "Ant-v4", name, late, utd=20, steps=50_000, settings=settings, curve=curve)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in agents_table.table(tmp_path).splitlines()]
+    assert rows[2:] == [
+        ["Ant-v4", "layernorm", "none", "1", "failed", "-", "1"],
+        ["Ant-v4", "layernorm", "10%, `consistent`", "2", "5 (1 failed)", "-", "20 +- 14"],
+    ]
+
+
+def another(value):
+    """A value that an option of the learner may have instead of its default."""
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else 0.5 + (value or 0.0) / 4
+
+
+def test_agents_that_differ_in_any_option_have_different_names(tmp_path):
+    changes = {field.name: another(field.default) for field in fields(Hyperparameters) if field.name != "updates"}
+    agents = [{"critic": name, "agent": agent} for name in CRITICS for agent in ({}, changes)]
+    agents += [{"critic": name, "agent": {option: value}} for name in CRITICS for option, value in changes.items()]
+    agents += [{"algo": "redq", "critic": "plain"}, {"critic": "plain", "agent": {"temperature": 0.50000001}}]
+    agents += [{"agent": {"option_of_an_old_version": 1}}]
+    options = [
+        {"critics": ALGORITHMS[each.get("algo", "sac20")].critics, **CRITICS[each.get("critic", "layernorm")]}
+        | each.get("agent", {})
+        for each in agents
+    ]
+    different = {json.dumps({**asdict(Hyperparameters()), **each}, sort_keys=True) for each in options}
+    assert len(set(agents_of(tmp_path, agents))) == len(different)
+
+
+def test_an_agent_is_named_by_the_critic_whose_options_it_has(tmp_path):
+    cautious = {"critics": 4, "target_critics": 4, "temperature": 0.01}
+    same = [{"agent": cautious}, {"critic": "cautious", "agent": {"temperature": 0.01}}]
+    same += [{"critic": "plain", "agent": {"layer_norm": True, **dict(reversed(cautious.items()))}}]
+    (name,) = set(agents_of(tmp_path, same))
+    assert name.startswith("cautious, ") and "0.01" in name and "4" not in name
+    assert agents_of(tmp_path, [{"critic": "plain", "agent": {"gamma": 0.99}}])[0] == "plain"

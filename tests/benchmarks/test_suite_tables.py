@@ -138,7 +138,7 @@ def test_variants_have_a_row_each_and_fill_gaps_from_beside(tmp_path):
         [*variants.HEADER, "reacher-hard", "Ant-v4"],
         ["---"] * 8,
         ["plain", "20", "0%", "-", "2,000", "2", "2 +- 1", "7 +- 0"],
-        ["layernorm, temperature=0.1", "5", "0%", "-", "2,000", "2", "5 (1 failed)", "-"],
+        ["layernorm, temperature from 0.1", "5", "0%", "-", "2,000", "2", "5 (1 failed)", "-"],
         ["ensemble", "20", "50%", "value", "2,000", "2", "-", "20 +- 14"],
     ]
     add(parts, "reacher-hard", "sac20-again", [1.0, 3.0], critic="plain")
