@@ -47,7 +47,7 @@ from synther_replay.common.seeding import generator_for
 _POSITIVE = (math.ulp(0.0), "a positive number")
 _NUMBERS = {
     **dict.fromkeys(("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate"), _POSITIVE),
-    **dict.fromkeys(("weight_decay", "caution"), (0.0, "a positive number or 0")),
+    **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
     "action_entropy": (-sys.float_info.max, "a number"),
 }  # least value, and words for a message
 _OPTIONAL = ("temperature_rate", "action_entropy")  # numbers that may be None
@@ -61,8 +61,8 @@ class Hyperparameters:
         critics: Critics per agent.
         target_critics: How many of them the minimum of a target is over, drawn for each update; the larger, the more
             cautious are the values.
-        caution: Share of the difference between the largest and the smallest target value that can be taken from the
-            smallest; `critics.caution` is what is taken now, 0 at first, and `online.caution` sets it.
+        max_caution: Share of the difference between the largest and the smallest target value that can be taken
+            from the smallest; `critics.caution` is what is taken now, 0 at first, and `online.caution` sets it.
         updates: Critic updates per environment step.
         batch_size: Rows per update.
         hidden: Width of the hidden layers.
@@ -82,7 +82,7 @@ class Hyperparameters:
 
     critics: int = 2
     target_critics: int = 2
-    caution: float = 0.0
+    max_caution: float = 0.0
     updates: int = 20
     batch_size: int = 256
     hidden: int = 256
@@ -260,7 +260,7 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        caution = {"caution": self.critics.caution} if self.settings.caution else {}
+        caution = {"caution": self.critics.caution} if self.settings.max_caution else {}
         return {**moments, "target": self.target, "environment_steps": self.environment_steps, **caution}
 
     def _after_load(self) -> None:

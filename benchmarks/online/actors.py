@@ -199,7 +199,7 @@ class Agents:
         )
         values, excess = promised(self.learner)
         found["followed"] = values.mean(1) - excess
-        if self.learner.settings.caution:
+        if self.learner.settings.max_caution:
             found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}
 

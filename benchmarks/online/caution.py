@@ -21,6 +21,6 @@ _MORE, _LESS = 0.25, 0.05
 def adjust_caution(learner: StackedSAC) -> None:
     """Change the caution of each agent's targets; call it at regular steps."""
     values, excess = promised(learner)
-    caution, largest = learner.critics.caution, learner.settings.caution
+    caution, largest = learner.critics.caution, learner.settings.max_caution
     too_high = excess > _TOLERANCE * values.abs().mean(1)  # never where values are not finite
     caution.add_(torch.where(too_high, _MORE, -_LESS) * largest).clamp_(0, largest)

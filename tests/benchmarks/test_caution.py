@@ -62,7 +62,7 @@ def test_agents_do_not_mix():
     assert excess(np.full((2, LENGTH), 10.0), *rows, np.zeros(2), GAMMA) == pytest.approx([0.0, 20.0])
 
 
-def learner(rewards, *, caution=LARGEST, **changes):
+def learner(rewards, *, max_caution=LARGEST, **changes):
     """Agents that have seen one episode that goes on, with these rewards."""
     replay = StackedReplay(SPEC, len(rewards), capacity=LENGTH, device=torch.device("cpu"))
     rows = torch.randn(len(rewards), LENGTH, SPEC.dim, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def learner(rewards, *, caution=LARGEST, **changes):
     rows[..., SPEC.terminated] = 0
     rows[..., SPEC.rewards.start] = torch.tensor(rewards).unsqueeze(1)
     replay.load_state_dict({"real": rows, "synthetic": None})
-    settings = Hyperparameters(hidden=16, batch_size=8, temperature=1e-6, caution=caution, **changes)
+    settings = Hyperparameters(hidden=16, batch_size=8, temperature=1e-6, max_caution=max_caution, **changes)
     return StackedSAC(replay, -1.0, settings)
 
 
@@ -111,10 +111,10 @@ def test_caution_is_part_of_the_state():
     other = learner([0.0])
     other.load_state_dict(agents.state_dict())
     assert other.critics.caution.tolist() == agents.critics.caution.tolist() != [0.0]
-    assert "caution" not in learner([0.0], caution=0.0).state_dict()  # as before there was caution
+    assert "caution" not in learner([0.0], max_caution=0.0).state_dict()  # as before there was caution
 
 
 @pytest.mark.parametrize("value", [-0.1, float("inf"), True, "a"])
 def test_the_largest_caution_is_checked(value):
-    with pytest.raises(ValueError, match="caution"):
-        Hyperparameters(caution=value)
+    with pytest.raises(ValueError, match="max_caution"):
+        Hyperparameters(max_caution=value)
