@@ -20,7 +20,7 @@ from synther_replay.adapters.sb3.buffer import SynthERDictBuffer
 from synther_replay.adapters.sb3.goals import ACHIEVED, GOAL, Goals
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import whole_number
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
 
 
@@ -36,14 +36,14 @@ class RelabelledRows(RealRows):
         """Start without rows."""
         super().__init__(buffer, spec, seed, device)
         self._seed = seed
-        self._random = np.random.default_rng(derive_seed(seed, 13))
+        self._random = np.random.default_rng(derive_seed(seed, Stream.GOALS))
         self.goals = Goals(spec, buffer.observation_space[GOAL])
 
     def reseed(self, seed: int) -> None:
         """Draw rows and goals in another order from now on."""
         super().reseed(seed)
         self._seed = seed
-        self._random = np.random.default_rng(derive_seed(seed, 13))
+        self._random = np.random.default_rng(derive_seed(seed, Stream.GOALS))
 
     def __len__(self) -> int:
         """Number of transitions of complete episodes."""
@@ -67,7 +67,7 @@ class RelabelledRows(RealRows):
 
         Once, because copies with other goals would be in training and held-out rows alike.
         """
-        random = np.random.default_rng(derive_seed(self._seed, 14, self.buffer.added))
+        random = np.random.default_rng(derive_seed(self._seed, Stream.FITTED_GOALS, self.buffer.added))
         rows = self._relabelled(random.permutation(np.flatnonzero(self.buffer.ep_length > 0)), random)
         self._question_units(rows[:, self.spec.actions])
         return Transitions(self.spec, rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from synther_replay.adapters.sb3.n_step import n_step_returns
 from synther_replay.adapters.sb3.units import look_unscaled
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import is_out_of_memory
@@ -44,7 +44,7 @@ class RealRows:
         self.buffer, self.spec = buffer, spec
         self._seen = 0  # value of `buffer.added` at the last update of the mirror
         self._units_questioned = False  # whether there was a warning about the units of actions
-        self._indices = IndexStream(derive_seed(seed, 10), device)
+        self._indices = IndexStream(derive_seed(seed, Stream.REAL), device)
         self.forget()
 
     @property
@@ -85,7 +85,7 @@ class RealRows:
 
     def reseed(self, seed: int) -> None:
         """Draw in another order from now on."""
-        self._indices = IndexStream(derive_seed(seed, 10), self.device)
+        self._indices = IndexStream(derive_seed(seed, Stream.REAL), self.device)
 
     def transitions(self) -> Transitions:
         """Return all rows, the oldest first, so that no episode is split where the arrays end."""

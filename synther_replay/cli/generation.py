@@ -15,7 +15,7 @@ import synther_replay
 from synther_replay.cli.output import Output
 from synther_replay.cli.threads import choose_threads
 from synther_replay.cli.work import WorkFolder
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.config import GeneratorConfig
 from synther_replay.files import minari, shards
 from synther_replay.files.formats import located
@@ -23,8 +23,6 @@ from synther_replay.files.spool import Spool
 from synther_replay.files.table import SPEC
 from synther_replay.files.writing import write_blocks
 from synther_replay.generator import DiffusionGenerator
-
-_STREAM = 11  # of the seeds of blocks; the generator itself uses smaller numbers
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def generate(
     with output.step("generating", rows, resumed) as advance:
         while spool.next_size:
             size = spool.next_size
-            spool.append(generator.sample(size, seed=derive_seed(seed, _STREAM, spool.number)))
+            spool.append(generator.sample(size, seed=derive_seed(seed, Stream.BLOCKS, spool.number)))
             advance(size)
     generated = time.monotonic()
     target.check_free()  # somebody may have written it meanwhile

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from synther_replay.common.acceleration import capture
 from synther_replay.common.checks import whole_number
-from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.seeding import Stream, derive_seed, generator_for
 from synther_replay.diffusion import edm
 from synther_replay.diffusion.batches import HeldOutBatches, draw_batches
 from synther_replay.diffusion.network import NetworkShape, Weights, backward, forward, initialise
@@ -154,10 +154,11 @@ class StackTrainer:
             self._hold(train)
             workers = self.workers
             run_block = self._block_for(plan.batch_size if workers is None else workers.part_of(plan.batch_size))
-            self.rng.manual_seed(derive_seed(self.seed, 2, self.fits, *([workers.rank] if workers else ())))
+            rank = [workers.rank] if workers else []
+            self.rng.manual_seed(derive_seed(self.seed, Stream.TRAINING, self.fits, *rank))
             validation = None
             if held_out is not None:
-                rng = generator_for(self.device, self.seed, 3, self.fits)
+                rng = generator_for(self.device, self.seed, Stream.VALIDATION, self.fits)
                 rows = held_out.to(self.device)
                 validation = HeldOutBatches(rows, plan.batch_size, rng=rng, **self._network())
             try:
@@ -327,7 +328,7 @@ class StackTrainer:
 
     def _initial_rng(self) -> torch.Generator:
         # On the CPU: a seed gives the same initial weights on every device.
-        return generator_for("cpu", self.seed, 1, self.starts)
+        return generator_for("cpu", self.seed, Stream.WEIGHTS, self.starts)
 
     def _draw_frequencies(self, rng: torch.Generator) -> Tensor:
         return torch.randn(

@@ -21,7 +21,7 @@ import torch
 
 import synther_replay
 from synther_replay.common.checks import whole_number
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.data.transitions import Transitions
 from synther_replay.distributed.worker import ray
 from synther_replay.files import parquet, shards
@@ -29,7 +29,6 @@ from synther_replay.files.table import block_rows
 from synther_replay.generator import DiffusionGenerator
 from synther_replay.persistence.atomic import replacing
 
-_STREAM = 13  # of the seeds of shards; the generator itself and blocks of single files use smaller numbers
 _MOST_THREADS = 16
 
 Entry = dict[str, Any]
@@ -65,7 +64,7 @@ class ShardPlan:
 
     def block_seed(self, shard: int, block: int) -> int:
         """Seed of a block of rows of a shard."""
-        return derive_seed(self.seed, _STREAM, shard, block)
+        return derive_seed(self.seed, Stream.SHARDS, shard, block)
 
 
 class ShardWriter:

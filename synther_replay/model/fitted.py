@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.seeding import Stream, derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.data.calibration import Calibration
 from synther_replay.data.codec import TransitionCodec
@@ -85,7 +85,7 @@ class FittedModel:
         encoded = None if condition is None or self.conditions is None else self.conditions.encode(condition)
         if self.table is not None:
             draws.count += 1
-            rng = generator_for(self.table.rows.device, draws.seed, 4, draws.count)
+            rng = generator_for(self.table.rows.device, draws.seed, Stream.GENERATED, draws.count)
             return self.table.draw(n, rng, encoded if guidance else None)
         rows = self.draw_open(n, draws, codes, encoded, guidance)
         for block in rows.split(max(1, _BLOCK // len(rows)), dim=1):
@@ -126,7 +126,7 @@ class FittedModel:
             invalid[:, here] = ~valid
 
         draws.count += 1
-        codes(rows.shape[1], derive_seed(draws.seed, 4, draws.count), write, condition, guidance)
+        codes(rows.shape[1], derive_seed(draws.seed, Stream.GENERATED, draws.count), write, condition, guidance)
         draws.rejected += int(invalid.sum())
         return invalid
 
@@ -159,7 +159,7 @@ class FittedModel:
                     rows,
                     lambda block: codec.features(codec.encode(block)),
                     (codec.spec.rewards.start, codec.spec.terminated.start),
-                    derive_seed(draws.seed, 6, draws.count),
+                    derive_seed(draws.seed, Stream.OUTCOMES, draws.count),
                     match_shares=not is_guided,
                 )
         codec.restore_terminal_rewards(rows)

@@ -13,7 +13,7 @@ from torch import Tensor
 from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.progress import progress_bar
-from synther_replay.common.seeding import derive_seed, generator_for
+from synther_replay.common.seeding import Stream, derive_seed, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.calibration import GENERATED_ROWS, LEAST_ROWS, REAL_ROWS, Calibration, RealSample
@@ -102,7 +102,7 @@ class FitData(NamedTuple):
         """
         order, held_out = held_out_last(rows, config.held_out, seed)
         if weights is not None:
-            drawn, held_out = _drawn(order, held_out, weights, generator_for(rows.device, seed, 7))
+            drawn, held_out = _drawn(order, held_out, weights, generator_for(rows.device, seed, Stream.WEIGHTED))
             rows, order = take_rows(rows, drawn), None
             condition = None if condition is None else take_rows(condition, drawn)
         codec.fit(rows, None if extremes is None else extremes[None].to(rows.device))
@@ -118,7 +118,8 @@ class FitData(NamedTuple):
         if config.exact:
             spec = codec.spec
             if rows.shape[1] >= LEAST_ROWS:
-                some = torch.randperm(rows.shape[1], generator=generator_for("cpu", seed, 8))[:REAL_ROWS]
+                rng = generator_for("cpu", seed, Stream.COMPARED_REAL)
+                some = torch.randperm(rows.shape[1], generator=rng)[:REAL_ROWS]
                 sample = RealSample.of(rows[:, some.to(rows.device)], codec)
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
@@ -273,7 +274,8 @@ class FitJob:
         wants_consistency = self.engine.config.consistent and data.codes.shape[1] >= LEAST_ROWS
         if data.sample is None and not wants_consistency:
             return model
-        draws = Draws(derive_seed(self.draws.seed, 9, fits))  # its own: the draws of the generator stay as they are
+        # Draws of their own: those of the generator stay as they are.
+        draws = Draws(derive_seed(self.draws.seed, Stream.COMPARED_GENERATED, fits))
         try:
             generated = self.engine.draw_open(model, GENERATED_ROWS, draws)
         except GenerationError:  # for `sample` to raise
@@ -291,7 +293,7 @@ class FitJob:
             data.codec,
             width=self.engine.config.width,
             steps=max(min(_REGRESSION_STEPS, steps // few), steps // many, 1),
-            seed=derive_seed(self.draws.seed, 11, fits),
+            seed=derive_seed(self.draws.seed, Stream.CONSISTENCY_FIT, fits),
             previous=None if self._previous is None else self._previous.consistency,
         )
 
@@ -304,7 +306,7 @@ class FitJob:
             data.codes,
             data.outcomes,
             data.number,
-            seed=derive_seed(self.draws.seed, 5, training["fits"]),
+            seed=derive_seed(self.draws.seed, Stream.OUTCOME_FIT, training["fits"]),
             steps=max(min(STEPS, steps // few), steps // many, 1),
             previous=None if self._previous is None else self._previous.outcomes,
             features=data.codec.features,

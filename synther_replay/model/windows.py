@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.data.stream import RowStream
 from synther_replay.data.transitions import Transitions
 
@@ -62,7 +62,7 @@ class Windows:
         Raises:
             ValueError: The stream changed.
         """
-        rng = np.random.default_rng(derive_seed(self._seed, 10))  # deals the same windows every time
+        rng = np.random.default_rng(derive_seed(self._seed, Stream.WINDOWS))  # deals the same windows every time
         parts, seen = [], 0
         for block in self._stream.blocks():
             if not len(block):

@@ -11,7 +11,7 @@ from torch import Tensor
 from synther_replay.common.checks import whole_number
 from synther_replay.common.mlp import Shape
 from synther_replay.common.regression import Regression, in_blocks, initial_weights
-from synther_replay.common.seeding import generator_for
+from synther_replay.common.seeding import Stream, generator_for
 from synther_replay.common.stacks import take_rows
 from synther_replay.common.trees import on_cpu
 from synther_replay.data.transitions import Transitions
@@ -104,7 +104,7 @@ class Curiosity:
         examples = Examples.of(transitions)
         model = self._model_for(examples)
         # A stream of its own for every call, so that the state needs no random state.
-        rng = generator_for(model.device, self.seed, 1, self._starts, model.updates)
+        rng = generator_for(model.device, self.seed, Stream.FORWARD_TRAINING, self._starts, model.updates)
         with torch.autocast(model.device.type, enabled=False):
             most = self.most_updates or _MOST_UPDATES["cpu" if model.device.type == "cpu" else "gpu"]
             updates = in_blocks(min(new_rows if model.updates else len(transitions), most))
@@ -158,7 +158,8 @@ class Curiosity:
         shape, stack = Shape(examples.inputs.shape[2], self.hidden, examples.targets.shape[2]), len(examples.inputs)
         if self._model is None or self._model.stack != stack or self._model.shape._replace(hidden=self.hidden) != shape:
             self._starts += 1
-            weights = initial_weights(shape, stack, generator_for("cpu", self.seed, 0, self._starts)).to(device)
+            rng = generator_for("cpu", self.seed, Stream.FORWARD_WEIGHTS, self._starts)
+            weights = initial_weights(shape, stack, rng).to(device)
             self._model = Regression.of(shape, weights, batch_size=self.batch_size)
         return self._model
 

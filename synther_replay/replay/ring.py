@@ -10,7 +10,7 @@ from torch import Tensor
 
 from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.common.locking import Lock
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.replay.indices import IndexStream
@@ -52,7 +52,7 @@ class RingBuffer:
         self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
         self._next = 0  # write position once the ring is full
-        self._indices = IndexStream(derive_seed(seed, 10), self.device)
+        self._indices = IndexStream(derive_seed(seed, Stream.REAL), self.device)
 
     def __len__(self) -> int:
         """Number of transitions held."""
@@ -91,7 +91,7 @@ class RingBuffer:
     def reseed(self, seed: int) -> None:
         """Draw in another order from now on."""
         with self._lock:
-            self._indices = IndexStream(derive_seed(seed, 10), self._indices.device)
+            self._indices = IndexStream(derive_seed(seed, Stream.REAL), self._indices.device)
 
     def rows_at(self, positions: Tensor) -> Tensor:
         """Return a copy of the rows at these positions, ``(n, dim)``, for custom sampling rules.

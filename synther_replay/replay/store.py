@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.common.checks import device_or_cpu, whole_number
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.common.trees import on_cpu
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
@@ -48,7 +48,7 @@ class SyntheticStore:
         self.spec = spec
         self.capacity = whole_number("capacity", capacity)
         self.device = device
-        self._indices = IndexStream(derive_seed(seed, 11), device)
+        self._indices = IndexStream(derive_seed(seed, Stream.SYNTHETIC), device)
         self._held = _Held(torch.empty(0, spec.dim, dtype=torch.float32, device=device))
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class SyntheticStore:
 
     def reseed(self, seed: int) -> None:
         """Draw in another order from now on; batches gathered in advance are dropped."""
-        self._indices = IndexStream(derive_seed(seed, 11), self.device)
+        self._indices = IndexStream(derive_seed(seed, Stream.SYNTHETIC), self.device)
         self._held = _Held(self.rows)
 
     def sample(self, n: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
-from synther_replay.common.seeding import derive_seed
+from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.common.short_forms import default_preset
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, RealTransitions, Schedule
@@ -69,7 +69,7 @@ class SyntheticRows:
         self._in_background = is_background(refit)
         self._lag = None if lag is None else whole_number("lag", lag)
         guidance = Guidance.of(relevance)
-        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, 15))
+        self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use
         if on_refit is not None and not callable(on_refit):
             raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
@@ -110,7 +110,7 @@ class SyntheticRows:
         self._adding = Lock()
         self._examination = Examination()
         self._failures, self._reported = 0, Notices()  # failed refits since the last successful one
-        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
+        self._shuffles = ShuffleStream(derive_seed(seed, Stream.PLACES), self.device)
 
     @property
     def device(self) -> torch.device:
@@ -305,7 +305,7 @@ class SyntheticRows:
             self._pending.wait()  # it is of the seed of before
             self._pending.seed = seed
         self.store.reseed(seed)
-        self._shuffles = ShuffleStream(derive_seed(seed, 12), self.device)
+        self._shuffles = ShuffleStream(derive_seed(seed, Stream.PLACES), self.device)
         if isinstance(self._generator, functools.partial) and "seed" in self._generator.keywords:  # not made yet
             self._generator = functools.partial(self._generator, seed=seed)
         if hasattr(self.real, "reseed"):
@@ -316,7 +316,7 @@ class SyntheticRows:
         if hasattr(self._generator, "reseed"):
             self._generator.reseed(seed)
         if self._guide is not None:
-            self._guide.reseed(derive_seed(seed, 15))
+            self._guide.reseed(derive_seed(seed, Stream.RELEVANCE))
 
     def start_over(self, steps: int = 0) -> None:
         """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.

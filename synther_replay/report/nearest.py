@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from synther_replay.common.seeding import generator_for
+from synther_replay.common.seeding import Stream, generator_for
 from synther_replay.metrics.distances import Memorisation, memorisation
 from synther_replay.report.comparison import Comparison, compare
 
 QUERIES = 1_000  # rows of each set whose nearest real row is searched: every query is compared with all of these
 RECORDS = 200_000
-_STREAM = 1  # of random numbers: rows set aside must not be those that `memorisation` draws
 _LEAST_ROWS = 20  # a tenth of them is set aside where no rows were held out
 _RARE = 0.01  # share of other real rows that are closer to the real ones than a near-copy
 
@@ -69,7 +68,7 @@ def nearest(real: Tensor, synthetic: Tensor, held_out: Tensor | None, *, seed: i
 
 def _records(real: Tensor, held_out: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
     """The real rows to search, and those to compare with."""
-    order = torch.randperm(len(real), generator=generator_for("cpu", seed, _STREAM)).to(real.device)
+    order = torch.randperm(len(real), generator=generator_for("cpu", seed, Stream.SET_ASIDE)).to(real.device)
     if held_out is not None:
         return (real if len(real) <= RECORDS else real[order[:RECORDS]]), held_out
     aside = min(QUERIES, len(real) // 10) if len(real) >= _LEAST_ROWS else 0
