@@ -24,7 +24,7 @@ from synther_replay.common.requests import Requests, asking
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, Schedule
 from synther_replay.relevance.guide import Guide
-from synther_replay.replay.fits import Fit, MakePlan, RefitResult, ResultFit, has_jobs
+from synther_replay.replay.fits import Fit, ImportedFit, MakePlan, RefitResult, has_jobs
 from synther_replay.replay.process import RefitProcess, check_portable, check_sent, threads_of_a_process
 from synther_replay.replay.refitting import RefitJob, new_fit
 from synther_replay.replay.worker import RefitTask
@@ -100,7 +100,7 @@ def new_background_fit(
     if where_of(generator) == "process":
         parts = pickle.dumps((generator, guide if is_later else None))
         task = RefitTask(parts, real.spec, real.rows.cpu(), options, plan, rows, steps, threads_of_a_process())
-        return ResultFit(real.spec, generator, guide, RefitProcess(task).compute)
+        return ImportedFit(real.spec, generator, guide, RefitProcess(task).compute)
     make_plan: MakePlan = plan
     if guide is not None and is_later:
         make_plan = functools.partial(guide.plan, real.to(device), steps, is_over)
@@ -223,7 +223,7 @@ def restored_refit(
         return result
 
     logger.info("the refit begun at step %d was waited for when it was saved; its rows are taken at step %d", steps, at)
-    job = job_of(ResultFit(spec, generator, guide, computed), steps, real_rows)
+    job = job_of(ImportedFit(spec, generator, guide, computed), steps, real_rows)
     return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
 
 

@@ -80,7 +80,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | None)
 
 
-class JobFit:
+class DeferredFit:
     """Fit of a generator that keeps its model until the commit.
 
     Args:
@@ -164,7 +164,7 @@ class InPlaceFit:
             self._generator.load_state_dict(self._before)
 
 
-class ResultFit:
+class ImportedFit:
     """Fit whose result comes from elsewhere: from a process or from a checkpoint.
 
     Args:
@@ -225,7 +225,7 @@ class ResultFit:
         self._model = getattr(self._generator, "model", None)
 
 
-Fit = JobFit | InPlaceFit | ResultFit
+Fit = DeferredFit | InPlaceFit | ImportedFit
 
 
 def has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:

@@ -13,7 +13,7 @@ from synther_replay.common.trees import state_of
 from synther_replay.data.transitions import Transitions
 from synther_replay.protocols import Generator
 from synther_replay.relevance.guide import GuidanceReport, Guide, Plan
-from synther_replay.replay.fits import Fit, InPlaceFit, JobFit, MakePlan, RefitResult, ResultFit, has_jobs
+from synther_replay.replay.fits import DeferredFit, Fit, ImportedFit, InPlaceFit, MakePlan, RefitResult, has_jobs
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class RefitJob:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Texts of warnings that were given in another process."""
-        return self._fit.result.warnings if isinstance(self._fit, ResultFit) and self._fit.result is not None else ()
+        return self._fit.result.warnings if isinstance(self._fit, ImportedFit) and self._fit.result is not None else ()
 
     def _run(self) -> RefitReport:
         begun = time.monotonic()
@@ -132,7 +132,7 @@ class RefitJob:
             raise
         self.fresh = fresh
         seconds = self._seconds + fitted - begun, time.monotonic() - fitted
-        if isinstance(self._fit, ResultFit) and self._fit.result is not None:
+        if isinstance(self._fit, ImportedFit) and self._fit.result is not None:
             seconds = self._fit.result.fit_seconds, self._fit.result.sample_seconds
         relevance = None if self.plan is None else self.plan.report
         return RefitReport(fit, len(fresh), self.steps, *seconds, relevance)
@@ -150,7 +150,7 @@ class RefitJob:
     def result(self, generator: Generator, guide: Guide | None) -> RefitResult:
         """What `run` made, as data; generator and guide are those of the job."""
         report = self.run()
-        if isinstance(self._fit, ResultFit) and self._fit.result is not None:
+        if isinstance(self._fit, ImportedFit) and self._fit.result is not None:
             return self._fit.result
         assert self.fresh is not None  # after run
         self.take_model()
@@ -164,7 +164,7 @@ class RefitJob:
 
 def new_fit(
     generator: Generator, real: Transitions, options: dict[str, Any], plan: MakePlan, *, is_later: bool = False
-) -> JobFit | InPlaceFit:
+) -> DeferredFit | InPlaceFit:
     """The fit of a generator to valid real transitions.
 
     Args:
@@ -177,4 +177,4 @@ def new_fit(
     """
     if plan is None and not has_jobs(generator):
         return InPlaceFit(generator, real)
-    return JobFit(generator, real, options, plan, is_later=is_later or callable(plan))  # type: ignore[arg-type]
+    return DeferredFit(generator, real, options, plan, is_later=is_later or callable(plan))  # type: ignore[arg-type]
