@@ -208,7 +208,7 @@ class StackedSAC(CapturedLearner):
         """
         spec, settings = self.replay.spec, self.settings
         _, updates, batch, _ = rows.shape
-        rows = self._normalised(rows)
+        rows = self.normalised(rows)
         alpha = self.log_alpha.parameters.exp()
         next_out = outputs_for(self.policy.parameters, self.policy_shape, rows.flatten(1, 2), spec.next_observations)
         next_actions, log_prob = squash(next_out, next_noise.flatten(1, 2), LOG_STD)
@@ -233,11 +233,11 @@ class StackedSAC(CapturedLearner):
         (1 - gamma)`` if episodes do not terminate. `B` must be the batch size, for which the kernels are compiled.
         """
         spec, critics = self.replay.spec, self.settings.critics
-        rows = self._normalised(rows)
+        rows = self.normalised(rows)
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
         # Not from the learner's random stream, so that an evaluation does not change the run.
         noise = torch.randn(actions.shape, generator=generator_for("cpu", 0)).to(self.device)
-        log_prob = squash(self._policy_forward(observations)[0], noise, LOG_STD)[1]
+        log_prob = squash(self.policy_forward(observations)[0], noise, LOG_STD)[1]
         inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
         values, _ = values_of(self.critic.parameters, self.critic_shape, inputs)
         values = values.view(self.agents, -1)
@@ -249,6 +249,18 @@ class StackedSAC(CapturedLearner):
             "entropy": -log_prob.mean(1),
             "temperature": self.log_alpha.parameters.exp().squeeze(1),
         }
+
+    def normalised(self, rows: Tensor) -> Tensor:
+        """Rows ``(M, ..., dim)`` as the networks see them."""
+        spec = self.replay.spec
+        if self._scaling is None:
+            return rows
+        return scaled_rows(rows, *self._scaling, spec.observations.start, spec.next_observations.start)
+
+    def policy_forward(self, observations: Tensor) -> tuple[Tensor, Any]:
+        """Outputs of the policies for `normalised` observations ``(M, n, O)``, and what `backward` needs."""
+        x = fused_padded(observations, columns=self.policy_shape.padded_inputs)
+        return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
 
     def policy_weights(self) -> Layers:
         """A copy of the policies on the CPU, for observations as they are; see `policy.policies_of`."""
@@ -270,7 +282,7 @@ class StackedSAC(CapturedLearner):
         """One policy step on ``min E[alpha log pi - mean over critics of Q]``, and one temperature step."""
         spec, settings = self.replay.spec, self.settings
         batch = observations.shape[1]
-        out, kept = self._policy_forward(observations)
+        out, kept = self.policy_forward(observations)
         actions, log_prob = squash(out, noise, LOG_STD)
         inputs = repeated_inputs(observations, actions, settings.critics, self.critic_shape.padded_inputs)
         q, to_inputs = values_of(self.critic.parameters, self.critic_shape, inputs)
@@ -283,19 +295,8 @@ class StackedSAC(CapturedLearner):
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(self.log_alpha.rates(self.environment_steps, 1)[0])
 
-    def _normalised(self, rows: Tensor) -> Tensor:
-        """Rows ``(M, ..., dim)`` as the networks see them."""
-        spec = self.replay.spec
-        if self._scaling is None:
-            return rows
-        return scaled_rows(rows, *self._scaling, spec.observations.start, spec.next_observations.start)
-
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)
-
-    def _policy_forward(self, observations: Tensor) -> tuple[Tensor, Any]:
-        x = fused_padded(observations, columns=self.policy_shape.padded_inputs)
-        return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
 
     def _draw_and_update(self) -> None:
         settings, spec = self.settings, self.replay.spec
@@ -314,6 +315,6 @@ class StackedSAC(CapturedLearner):
         observations = self.observations
         if self._scaling:
             observations = scaled_observations(observations, *self._scaling)
-        out, _ = self._policy_forward(observations.unsqueeze(1))
+        out, _ = self.policy_forward(observations.unsqueeze(1))
         noise = self._normal(self.agents, 1, self.actions.shape[1])
         self.actions.copy_(squash(out, noise, LOG_STD)[0].squeeze(1))

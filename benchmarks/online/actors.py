@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
+from synther_replay.benchmarks.agents.critic_values import CriticValues
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
-from synther_replay.benchmarks.online.critic_values import CriticValues
-from synther_replay.benchmarks.online.promises import promised
+from synther_replay.benchmarks.online.overestimation import values_and_excess
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
@@ -187,8 +187,8 @@ class Agents:
     def value_estimates(self) -> dict[str, list[float]]:
         """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``.
 
-        `least` and `most` are the range that the rewards so far and the discount allow, `followed` is what followed on
-        the latest transitions, on the scale of values.
+        `least` and `most` are the range that the rewards so far and the discount allow, `excess` is how much of the
+        values of the latest transitions did not follow.
         """
         count, batch = self.replay.count, self.learner.settings.batch_size
         indices = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
@@ -197,8 +197,7 @@ class Agents:
         found["least"], found["most"] = value_range(
             rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
-        values, excess = promised(self.learner)
-        found["followed"] = values.mean(1) - excess
+        found["excess"] = values_and_excess(self.learner)[1]
         if self.learner.settings.max_caution:
             found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}

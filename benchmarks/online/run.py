@@ -37,7 +37,7 @@ from synther_replay.benchmarks.online.actors import Agents
 from synther_replay.benchmarks.online.caution import adjust_caution
 from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
-from synther_replay.benchmarks.online.watchdog import advice, advice_out_of_reach, out_of_range, out_of_reach
+from synther_replay.benchmarks.online.watchdog import advice, advice_overestimating, out_of_range, overestimating
 from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
 from synther_replay.model.fitting import FitReport
 
@@ -207,7 +207,7 @@ class OnlineRun:
     def _watch(self, step: int) -> None:
         """Report value estimates that have left their range, or are far above what followed."""
         settings, estimates = self.settings, self.progress.value_estimates[step]
-        for found, words in ((out_of_range, advice), (out_of_reach, advice_out_of_reach)):
+        for found, words in ((out_of_range, advice), (overestimating, advice_overestimating)):
             if seeds := self._seeds(found(estimates)):
                 self.report(f"{settings.env} {settings.name} step {step:,}: {words(seeds, settings.critic)}")
 

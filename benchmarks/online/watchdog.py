@@ -1,4 +1,4 @@
-"""Watchdog of the critics: the range of values that rewards and discount allow, and who has left it."""
+"""Watchdog of the critics: the range of values that rewards and discount allow, who left it, and who overestimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from synther_replay.benchmarks.agents.named_critics import PLAIN
 
 _TOLERANCE = 0.1  # of the range, on both sides: critics that are not exact are not yet diverged
-_BEYOND = 0.25  # of the range, above what followed
+_MOST_EXCESS = 0.25  # of the range
 
 
 def value_range(
@@ -45,17 +45,16 @@ def out_of_range(estimates: Mapping[str, Sequence[float]]) -> list[int]:
     return found
 
 
-def out_of_reach(estimates: Mapping[str, Sequence[float]]) -> list[int]:
+def overestimating(estimates: Mapping[str, Sequence[float]]) -> list[int]:
     """Agents whose values are within the range, yet far above what followed on their latest transitions."""
-    names = ("value", "followed", "least", "most")
-    if "followed" not in estimates:  # of a run that was started before it was measured
+    if "excess" not in estimates:  # of a run that was started before it was measured
         return []
-    rows = zip(*(estimates[name] for name in names), strict=True)
+    rows = zip(*(estimates[name] for name in ("excess", "least", "most")), strict=True)
     left = out_of_range(estimates)
     return [
         agent
-        for agent, (value, followed, least, most) in enumerate(rows)
-        if agent not in left and value - followed > _BEYOND * (most - least)
+        for agent, (excess, least, most) in enumerate(rows)
+        if agent not in left and excess > _MOST_EXCESS * (most - least)
     ]
 
 
@@ -68,7 +67,7 @@ def advice(seeds: Sequence[int], critic: str) -> str:
     )
 
 
-def advice_out_of_reach(seeds: Sequence[int], critic: str) -> str:
+def advice_overestimating(seeds: Sequence[int], critic: str) -> str:
     """A line of progress for seeds whose values are far above what followed."""
     listed = ", ".join(map(str, seeds))
     return (

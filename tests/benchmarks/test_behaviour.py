@@ -83,7 +83,7 @@ def test_drawn_actions_are_those_of_the_learner():
     # So large that deviations leave the bounds, above and below.
     learner.policy.parameters.normal_(std=2.0, generator=rng)
     seen, noise = torch.randn(2, 50, 5, generator=rng), torch.randn(2, 50, 3, generator=rng)
-    out, _ = learner._policy_forward(seen)
+    out, _ = learner.policy_forward(seen)
     log_std = out[..., 3:]
     assert (log_std < -20).any() and (log_std > 2).any() and (log_std.abs() < 2).any()
     expected, _ = squash(out, noise, LOG_STD)

@@ -10,7 +10,7 @@ from synther_replay.benchmarks.agents.networks.mlp import Layers
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.online.caution import adjust_caution
-from synther_replay.benchmarks.online.promises import excess, promised
+from synther_replay.benchmarks.online.overestimation import excess, values_and_excess
 
 GAMMA, LENGTH, LARGEST = 0.9, 40, 0.8
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (3,)), gym.spaces.Box(-1, 1, (1,)))
@@ -83,7 +83,7 @@ def set_values(agents, value):
 def test_values_of_the_latest_rows_are_compared():
     agents = learner([1.0, -2.0])
     set_values(agents, 50.0)
-    values, found = promised(agents)
+    values, found = values_and_excess(agents)
     assert values.shape == (2, 32)  # four batches of the rows
     assert values.unique().tolist() == [50.0]
     assert found.tolist() == pytest.approx([-50.0, 250.0], rel=1e-3)

@@ -45,7 +45,7 @@ def constant_policy(value):
 def test_mean_actions_are_those_of_the_learner(observations, actions):
     learner = learner_of(3, observations, actions)
     seen = torch.randn(3, 5, observations, generator=torch.Generator().manual_seed(0))
-    out, _ = learner._policy_forward(seen)
+    out, _ = learner.policy_forward(seen)
     expected = out.chunk(2, -1)[0].tanh()
     policies = policies_of(learner.policy_weights())
     assert len(policies) == 3

@@ -7,9 +7,9 @@ import torch
 
 from synther_replay.benchmarks.online.watchdog import (
     advice,
-    advice_out_of_reach,
+    advice_overestimating,
     out_of_range,
-    out_of_reach,
+    overestimating,
     value_range,
 )
 
@@ -46,24 +46,24 @@ def test_a_tenth_beyond_the_range_is_divergence(changes, left):
     ("changes", "is_far"),
     [
         ({}, False),
-        ({"followed": [66.0]}, False),
-        ({"followed": [64.0]}, True),
-        ({"followed": [64.0], "highest": [111.0]}, False),  # reported as out of range
-        ({"followed": [200.0]}, False),
-        ({"followed": [math.nan]}, False),
+        ({"excess": [24.0]}, False),
+        ({"excess": [26.0]}, True),
+        ({"excess": [26.0], "highest": [111.0]}, False),  # reported as out of range
+        ({"excess": [-110.0]}, False),
+        ({"excess": [math.nan]}, False),
     ],
 )
-def test_values_far_above_what_followed_are_out_of_reach(changes, is_far):
-    assert out_of_reach(estimates(value=[90.0], **{"followed": [90.0], **changes})) == ([0] if is_far else [])
+def test_values_far_above_what_followed_are_overestimated(changes, is_far):
+    assert overestimating(estimates(**{"excess": [0.0], **changes})) == ([0] if is_far else [])
 
 
 def test_estimates_of_older_runs_have_no_range():
     assert out_of_range({"value": [1.0], "reward": [0.0]}) == []
-    assert out_of_reach(estimates(value=[90.0])) == []
+    assert overestimating(estimates()) == []
 
 
 def test_advice_names_the_seeds_and_another_critic():
-    for words in (advice, advice_out_of_reach):
+    for words in (advice, advice_overestimating):
         assert "200, 203" in words([200, 203], "plain")
         assert "layernorm" in words([200], "plain")
         assert "layernorm" not in words([200], "layernorm")

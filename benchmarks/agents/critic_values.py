@@ -31,7 +31,7 @@ class CriticValues:
         return self._in_batches(observations, actions).mean(-2)
 
     def value(self, observations: Tensor) -> Tensor:
-        """The same for the policy's mean actions."""
+        """The lowest value that the critics of each agent give to the policy's mean action, ``(M, n)``."""
         return self._in_batches(observations, None).amin(-2)
 
     @torch.no_grad()
@@ -49,10 +49,10 @@ class CriticValues:
     def _batch(self, rows: Tensor, is_policy: bool) -> Tensor:
         learner, spec = self.learner, self.learner.replay.spec
         critics, shape = learner.settings.critics, learner.critic_shape
-        rows = learner._normalised(rows)
+        rows = learner.normalised(rows)
         observations, actions = rows[..., spec.observations], rows[..., spec.actions]
         if is_policy:
-            actions = learner._policy_forward(observations)[0].chunk(2, -1)[0].tanh()
+            actions = learner.policy_forward(observations)[0].chunk(2, -1)[0].tanh()
         inputs = repeated_inputs(observations, actions, critics, shape.padded_inputs)
         values, _ = values_of(learner.critic.parameters, shape, inputs)
         return values.view(learner.agents, critics, -1)

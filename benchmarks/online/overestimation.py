@@ -1,4 +1,4 @@
-"""What values promise beyond the returns that followed on the agent's own latest rows."""
+"""Overestimation: what values promise beyond the returns that followed on the agent's own latest rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.benchmarks.agents.critic_values import CriticValues
 from synther_replay.benchmarks.agents.sac import StackedSAC
-from synther_replay.benchmarks.online.critic_values import CriticValues
 
 _BATCHES = 4  # of the latest rows, 1,024 by default
 
 
 @torch.no_grad()
-def promised(learner: StackedSAC) -> tuple[Tensor, Tensor]:
+def values_and_excess(learner: StackedSAC) -> tuple[Tensor, Tensor]:
     """Values of the latest rows, ``(M, n)``, and how much of their mean did not follow, ``(M,)``; see `excess`."""
     replay, spec, settings = learner.replay, learner.replay.spec, learner.settings
     rows = replay.real[:, max(0, replay.count - _BATCHES * settings.batch_size) : replay.count]
