@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import pickle
@@ -24,7 +23,7 @@ from synther_replay.common.requests import Requests, asking
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, Schedule
 from synther_replay.relevance.guide import Guide
-from synther_replay.replay.fits import Fit, ImportedFit, MakePlan, RefitResult, has_jobs
+from synther_replay.replay.fits import Fit, ImportedFit, RefitResult, has_jobs, plan_of
 from synther_replay.replay.process import RefitProcess, check_portable, check_sent, threads_of_a_process
 from synther_replay.replay.refitting import RefitJob, new_fit
 from synther_replay.replay.worker import RefitTask
@@ -94,17 +93,13 @@ def new_background_fit(
         device: Device of the rows that the guide is given.
         is_over: See `Guide.plan`.
     """
-    is_later, plan = guide is not None and guide.is_planned_later, None
-    if guide is not None and not is_later:
-        plan = guide.plan(real.to(device), steps)
-    if where_of(generator) == "process":
-        parts = pickle.dumps((generator, guide if is_later else None))
-        task = RefitTask(parts, real.spec, real.rows.cpu(), options, plan, rows, steps, threads_of_a_process())
-        return ImportedFit(real.spec, generator, guide, RefitProcess(task).compute)
-    make_plan: MakePlan = plan
-    if guide is not None and is_later:
-        make_plan = functools.partial(guide.plan, real.to(device), steps, is_over)
-    return new_fit(generator, real, options, make_plan, is_later=True)
+    plan = plan_of(guide, real, steps, device, is_over)
+    if where_of(generator) == "thread":
+        return new_fit(generator, real, options, plan, is_later=True)
+    own_guide, plan = (guide, None) if callable(plan) else (None, plan)  # a process plans with a guide of its own
+    parts = pickle.dumps((generator, own_guide))
+    task = RefitTask(parts, real.spec, real.rows.cpu(), options, plan, rows, steps, threads_of_a_process())
+    return ImportedFit(real.spec, generator, guide, RefitProcess(task).compute)
 
 
 def default_lag(schedule: Schedule) -> int:

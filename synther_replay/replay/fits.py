@@ -241,6 +241,31 @@ def has_jobs(generator: Generator) -> TypeGuard[JobGenerator]:
     return begin is not None and all(other is not None and issubclass(begin, other) for other in others)
 
 
+def plan_of(
+    guide: Guide | None,
+    real: Transitions,
+    steps: int,
+    device: torch.device,
+    is_over: Callable[[], bool] = lambda: False,
+) -> MakePlan:
+    """How a guide guides a refit: by a plan that it makes now, or by a function with which the job makes it.
+
+    Args:
+        guide: The guide; None: nothing does.
+        real: Valid real transitions; they must not change if the plan is made later.
+        steps: Environment steps.
+        device: Device of the rows that the guide is given.
+        is_over: See `Guide.plan`.
+    """
+    if guide is None:
+        return None
+
+    def plan() -> Plan:
+        return guide.plan(real.to(device), steps, is_over)
+
+    return plan if guide.is_planned_later else plan()
+
+
 def takes_conditions(generator: Generator) -> bool:
     """Whether the fits of a generator are jobs that take conditions."""
     if not has_jobs(generator):

@@ -132,12 +132,11 @@ class ScheduledRows(SyntheticRows):
         """Tell of a refit that failed; `steps` are those of its begin, None: of now."""
         steps = self.steps if steps is None else steps
         self._failures += 1
-        hook: Any = self.on_refit
-        if getattr(hook, "takes_failures", False):
+        if getattr(self.on_refit, "takes_failures", False):
             cause = f"{type(error).__name__}: {error}"
             report = RefitReport(None, len(self.store), steps, 0.0, 0.0, error=cause)
             try:
-                hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+                self._call_hook(report)
             except Exception:
                 logger.warning("on_refit failed for a refit that failed", exc_info=True)
         text = f"refit at step {steps} failed; {self._kept()}"

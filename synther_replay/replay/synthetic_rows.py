@@ -31,7 +31,7 @@ from synther_replay.replay.background import (
     where_of,
 )
 from synther_replay.replay.examination import Examination, check_generated
-from synther_replay.replay.fits import Fit, MakePlan, takes_conditions
+from synther_replay.replay.fits import Fit, plan_of, takes_conditions
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
@@ -203,11 +203,7 @@ class SyntheticRows:
             where: dict[str, Any] = {"rows": count, "steps": self.steps, "device": self.device}
             fit = new_background_fit(self.generator, guide, real, options, is_over=is_over, **where)
         else:
-            plan: MakePlan = None
-            if guide is not None:
-                plan = functools.partial(guide.plan, real.to(self.device), self.steps, is_over)
-                plan = plan if is_later else plan()
-            fit = new_fit(self.generator, real, options, plan)
+            fit = new_fit(self.generator, real, options, plan_of(guide, real, self.steps, self.device, is_over))
         job = self._job_of(fit, count, self.steps, len(real), time.monotonic() - begun)
         job.paused = time.monotonic() - paused_at
         return job
@@ -264,8 +260,7 @@ class SyntheticRows:
             self._identity = object()  # jobs that were begun before are overtaken
             if self.on_refit is not None:
                 self._is_in_hook = True
-                hook: Callable[..., object] = self.on_refit
-                hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+                self._call_hook(report)
         except BaseException:
             vars(self).update(before)
             if previous is not None:
@@ -287,6 +282,11 @@ class SyntheticRows:
             report.pause_seconds,
         )
         return report
+
+    def _call_hook(self, report: RefitReport) -> None:
+        """Call `on_refit` with a report, and with the source if it takes that."""
+        hook: Any = self.on_refit
+        hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
 
     def usable_transitions(self) -> Transitions:
         """Return the real transitions without invalid rows (NaN, infinity), with actions clipped to their space.
