@@ -240,7 +240,29 @@ class SyntheticRows:
         if job.version != _version_of(self.real):
             raise ValueError(f"job: it was begun with version {job.version!r} of the real transitions")
         begun = time.monotonic()
-        report = job.run()
+        report = self._swap(job, job.run(), begun)
+        job.is_committed = True
+        logger.info(
+            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s, paused %.2f s",
+            self.refits,
+            job.steps,
+            job.real_rows,
+            report.fit_seconds,
+            _losses(report.fit),
+            report.rows,
+            report.sample_seconds,
+            report.pause_seconds,
+        )
+        return report
+
+    def _swap(self, job: RefitJob, report: RefitReport, begun: float) -> RefitReport:
+        """Take model and rows of a job that has run, and tell the hook; if anything fails, nothing is changed.
+
+        Args:
+            job: The job.
+            report: Its report.
+            begun: When the commit began, which the report's pause counts from.
+        """
         ran = time.monotonic()
         assert job.fresh is not None  # after run
         changed = "_identity", "refits", "last_refit", "_generated_at", "_failures", "_reported", "_is_stale", "_plan"
@@ -269,18 +291,6 @@ class SyntheticRows:
             raise
         finally:
             self._is_in_hook = False
-        job.is_committed = True
-        logger.info(
-            "refit %d at step %d: fitted to %d real rows in %.1f s%s, generated %d rows in %.1f s, paused %.2f s",
-            self.refits,
-            job.steps,
-            job.real_rows,
-            report.fit_seconds,
-            _losses(report.fit),
-            report.rows,
-            report.sample_seconds,
-            report.pause_seconds,
-        )
         return report
 
     def _call_hook(self, report: RefitReport) -> None:
