@@ -102,7 +102,10 @@ class IndexStream(_Stream):
         seed, size, cursor = (whole_number(name, state[name], least=0) for name in ("seed", "size", "cursor"))
         number = whole_number("number", state["number"], least=-1)
         if not cursor <= size <= _MOST_NUMBERS or (size and number < 0):
-            raise CheckpointError(f"state: random indices: position {cursor} of {size} in block {number}")
+            raise CheckpointError(
+                f"state: random indices: got position {cursor} of {size} in block {number}; expected a position of at "
+                f"most the size, a size of at most {_MOST_NUMBERS} and a block of at least 0"
+            )
         self.seed = seed
         self._open_block(number, size)
         self._cursor = cursor
@@ -197,7 +200,8 @@ class ShuffleStream(_Stream):
             most = max(1, min(_SHUFFLES_PER_BLOCK, _NUMBERS_PER_BLOCK // max(1, n)))
             if not (count <= n and left <= shuffles <= most and (number >= 0 or not shuffles)):
                 raise CheckpointError(
-                    f"state: shuffles: {left} of {shuffles} left, of size {n}, {count} of them in use"
+                    f"state: shuffles: got {count} of {n} numbers in use, {left} of {shuffles} shuffles left in block "
+                    f"{number}; expected at most all of them, at most {most} shuffles and a block of at least 0"
                 )
             if shuffles:
                 blocks[n, count] = _Shuffles(number, shuffles, left)

@@ -16,6 +16,7 @@ from synther_replay.replay.synthetic_rows import SyntheticRows
 logger = logging.getLogger(__name__)
 
 _LONG_WAIT = 1.0  # seconds
+_OVERTAKEN = "the result of this refit is discarded: another refit, a load or a removal of rows came first"
 
 
 class ScheduledRows(SyntheticRows):
@@ -70,7 +71,7 @@ class ScheduledRows(SyntheticRows):
         if self._is_overtaken(job.source, job.version):
             pending.drop()
             self._pending = None
-            self._warn_of(RuntimeError("it was overtaken by another refit, a load or a removal of rows"), job.steps)
+            self._warn_of(RuntimeError(_OVERTAKEN), job.steps)
             return None
         if self.steps < pending.at:
             pending.serve()

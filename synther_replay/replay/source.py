@@ -155,7 +155,7 @@ class SyntheticSource(ScheduledRows):
             raise CheckpointError(f"state: not a valid {self.kind} of this version ({error!r})") from error
         if (dropped := own["_pending"]) is not None:
             dropped.drop()
-            self._warn_of(RuntimeError("it was overtaken by a load"), dropped.job.steps)
+            self._warn_of(RuntimeError("the result of this refit is discarded: a load came first"), dropped.job.steps)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, which is often a function that pickle cannot hold."""

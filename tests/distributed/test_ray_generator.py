@@ -137,7 +137,7 @@ def test_a_job_that_is_dropped_holds_neither_learner_nor_actor(worker):
     thread = buffer._pending._thread
     buffer.clear()
     buffer.add(transitions(10))
-    with pytest.warns(RuntimeWarning, match="overtaken"):
+    with pytest.warns(RuntimeWarning, match="discarded: another refit, a load or a removal"):
         buffer.sample(5)
     thread.join(60)
     assert not thread.is_alive()

@@ -342,7 +342,7 @@ def test_a_job_that_another_refit_overtakes_is_told():
     learn(own, 4)
     own.refit()
     store = own.store.rows
-    with pytest.warns(RuntimeWarning, match="overtaken"):
+    with pytest.warns(RuntimeWarning, match="discarded: another refit, a load or a removal"):
         learn(own, 1, 4)
     learn(own, 1, 5)
     assert own.refits == 1
@@ -355,7 +355,7 @@ def test_a_dropped_job_ends():
     assert own._pending is not None
     thread = own._pending._thread
     own.clear()
-    with pytest.warns(RuntimeWarning, match="overtaken"):
+    with pytest.warns(RuntimeWarning, match="discarded: another refit, a load or a removal"):
         learn(own, 1, 4)
     thread.join(10)
     assert not thread.is_alive()
@@ -481,7 +481,7 @@ def test_a_killed_process_is_told_and_a_dropped_one_ends():
     learn(own, 2, 6)
     pid = started(own)
     own.clear()
-    with pytest.warns(RuntimeWarning, match="overtaken"):
+    with pytest.warns(RuntimeWarning, match="discarded: another refit, a load or a removal"):
         learn(own, 1, 8)
     assert has_ended(pid)
 
@@ -596,7 +596,7 @@ def test_a_learner_that_waits_for_a_lock_of_the_job_does_what_the_job_asks(monke
 def test_a_load_tells_of_the_job_that_it_drops():
     own, state = buffer(), buffer().state_dict()
     learn(own, 4)
-    with pytest.warns(RuntimeWarning, match="refit at step 100 failed.*overtaken by a load"):
+    with pytest.warns(RuntimeWarning, match="refit at step 100 failed.*discarded: a load came first"):
         own.load_state_dict(state)
     assert own._pending is None
 
