@@ -27,7 +27,7 @@ RelevanceOption = Guidance | Relevance | Callable[[Transitions], Any] | Mapping[
 ScheduleOption = Schedule | Mapping[str, Any] | str | int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """Validated options of the synthetic part of a buffer; every adapter takes these, under these names.
 

@@ -111,17 +111,16 @@ class ReplayBuffer:
         self._ring = RingBuffer(self._spec(math.inf), whole_number("buffer_size", buffer_size), device=device)
         if schedule is None:
             generator = _fitted_once(generator, self._ring.device)
-        limit = sys.maxsize if synthetic_capacity is None else synthetic_capacity
         self._options = SourceOptions(
-            real_ratio,
-            generator,
-            _NEVER if schedule is None else schedule,
-            limit,
-            seed,
-            on_refit,
-            relevance,
-            refit,
-            lag,
+            real_ratio=real_ratio,
+            generator=generator,
+            schedule=_NEVER if schedule is None else schedule,
+            synthetic_capacity=sys.maxsize if synthetic_capacity is None else synthetic_capacity,
+            seed=seed,
+            on_refit=on_refit,
+            relevance=relevance,
+            refit=refit,
+            lag=lag,
         )
         own = getattr(generator, "spec", None)
         if own is not None and (own.observation_dim, own.action_dim) != self._shape:

@@ -173,7 +173,15 @@ class SynthERBuffer(NStepReplayBuffer):
             goals=self._has_goals,
         )
         options = SourceOptions(
-            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+            real_ratio=real_ratio,
+            generator=generator,
+            schedule=schedule,
+            synthetic_capacity=synthetic_capacity,
+            seed=seed,
+            on_refit=on_refit,
+            relevance=relevance,
+            refit=refit,
+            lag=lag,
         )
         # Skips the constructor of NStepReplayBuffer, which rejects optimize_memory_usage even for n_steps=1.
         super(NStepReplayBuffer, self).__init__(

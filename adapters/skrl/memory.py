@@ -72,7 +72,15 @@ class SynthERMemory(RandomMemory):
         """Check the arguments and create an empty memory."""
         super().__init__(**memory)
         self._options = SourceOptions(
-            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+            real_ratio=real_ratio,
+            generator=generator,
+            schedule=schedule,
+            synthetic_capacity=synthetic_capacity,
+            seed=seed,
+            on_refit=on_refit,
+            relevance=relevance,
+            refit=refit,
+            lag=lag,
         )
         self._spaces: dict[str, spaces.Space[Any]] = {}
         self._names: tuple[str, ...] = ()  # tensors in the order of the columns of a row

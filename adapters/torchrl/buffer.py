@@ -132,7 +132,15 @@ class SynthERReplayBuffer(Forwarding):
         self.real = real
         self.source = None  # created with the first data, which determine the layout
         self._options = SourceOptions(
-            real_ratio, generator, schedule, synthetic_capacity, seed, on_refit, relevance, refit, lag
+            real_ratio=real_ratio,
+            generator=generator,
+            schedule=schedule,
+            synthetic_capacity=synthetic_capacity,
+            seed=seed,
+            on_refit=on_refit,
+            relevance=relevance,
+            refit=refit,
+            lag=lag,
         )
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
@@ -173,7 +181,7 @@ class SynthERReplayBuffer(Forwarding):
         if get_spawning_popen() is None:
             return {**state, "_process": None}
         kept = self._options
-        options = SourceOptions(self.real_ratio, synthetic_capacity=kept.synthetic_capacity, seed=kept.seed)
+        options = SourceOptions(real_ratio=self.real_ratio, synthetic_capacity=kept.synthetic_capacity, seed=kept.seed)
         state = {name: value for name, value in state.items() if name not in ("_layout", "_rows")}
         return {**state, "source": None, "_awaited": None, "_options": options}
 

@@ -16,12 +16,12 @@ TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=10, batch_size
 
 def test_images_are_refused_at_once_with_the_way_out():
     with pytest.raises(ValueError, match="features"):
-        SourceOptions(0.5, TINY).build(RingBuffer(CAMERA, 10, device="cpu"), CAMERA)
+        SourceOptions(generator=TINY).build(RingBuffer(CAMERA, 10, device="cpu"), CAMERA)
 
 
 def test_plain_replay_takes_images_and_builds_no_generator(monkeypatch):
     monkeypatch.setattr(DiffusionGenerator, "__init__", lambda *_, **__: pytest.fail("not needed"))
-    source = SourceOptions(1.0).build(RingBuffer(CAMERA, 10, device="cpu"), CAMERA)
+    source = SourceOptions(real_ratio=1.0).build(RingBuffer(CAMERA, 10, device="cpu"), CAMERA)
     assert source.draw(4) is None
     for twin in (copy.deepcopy(source), pickle.loads(pickle.dumps(source))):
         assert twin.draw(4) is None
@@ -30,7 +30,8 @@ def test_plain_replay_takes_images_and_builds_no_generator(monkeypatch):
 def test_a_generator_that_was_not_needed_at_first_is_made_with_the_same_settings(spec, numbered):
     sources = []
     for ratio in (0.5, 1.0):
-        source = SourceOptions(ratio, TINY, seed=3).build(RingBuffer(spec, 100, device="cpu"), spec)
+        options = SourceOptions(real_ratio=ratio, generator=TINY, seed=3)
+        source = options.build(RingBuffer(spec, 100, device="cpu"), spec)
         source.real.add(numbered(50))
         source.real_ratio = 0.5
         source.refit(20)
