@@ -41,6 +41,11 @@ class Stopwatch:
         finally:
             self.seconds[name] += time.monotonic() - started
 
+    def move(self, seconds: float, name: str, to: str) -> None:
+        """Count seconds of one clock on another."""
+        self.seconds[name] -= seconds
+        self.seconds[to] += seconds
+
     def wall_seconds(self) -> dict[str, float]:
         """Seconds in total and by clock."""
         return {"total": self.total_seconds(), **self.seconds}

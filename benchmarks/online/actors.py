@@ -14,16 +14,14 @@ from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
 from synther_replay.benchmarks.agents.critic_values import CriticValues
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
-from synther_replay.benchmarks.common.timing import synchronise
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
 from synther_replay.benchmarks.online.overestimation import values_and_excess
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
-from synther_replay.model.fitting import FitReport
 from synther_replay.relevance.critics import TDError, Value
-from synther_replay.relevance.guide import Guide, Plan, plan_for
+from synther_replay.relevance.guide import Guide, plan_for
 from synther_replay.replay.background import (
     BackgroundRefit,
     default_lag,
@@ -31,9 +29,10 @@ from synther_replay.replay.background import (
     restored_refit,
 )
 from synther_replay.replay.fits import Fit
-from synther_replay.replay.refitting import RefitJob, RefitReport
+from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
 
 _LATEST = 1_000  # latest transitions that value estimates are averaged over: one episode of most tasks
+_OPTIONS = {"progress": False}  # of fits
 
 
 class Agents:
@@ -70,7 +69,6 @@ class Agents:
         self.generator = None
         guidance = settings.guidance()
         self.guide = None if guidance is None else Guide(guidance, derive_seed(seed, 7))
-        self.plan: Plan | None = None  # of the last refit
         self.pending: BackgroundRefit | None = None
         self._lag = settings.lag
         if self.guide and isinstance(self.guide.relevance, TDError | Value):
@@ -129,27 +127,18 @@ class Agents:
         temporary.fit(real, condition=plan.condition if plan else None, progress=False)
         plan.sample(temporary.sample, self.schedule.rows) if plan else temporary.sample(self.schedule.rows)
 
-    def fit(self) -> FitReport:
-        """Fit the generator to all real transitions, with their relevance if generation is guided."""
-        assert self.generator is not None
-        real = self.replay.transitions()
-        if self.guide is None:
-            return self.generator.fit(real, progress=False)
-        self.plan = self.guide.plan(real, self.replay.count)
-        return self.generator.fit(real, condition=self.plan.condition, progress=False)
-
-    def generate(self) -> None:
-        """Replace the synthetic transitions."""
-        assert self.generator is not None and self.schedule is not None
-        draw, rows = self.generator.sample, self.schedule.rows
-        self.replay.replace_synthetic(draw(rows) if self.plan is None else self.plan.sample(draw, rows))
-        synchronise(self.device)
-
     @property
     def lag(self) -> int:
         """Environment steps until the rows of a refit in the background are taken."""
         assert self.generator is not None and self.schedule is not None
         return self._lag or default_lag(self.schedule)
+
+    def refit_of_now(self) -> RefitJob:
+        """A refit with the real transitions of now, for `take`, which computes it."""
+        assert self.generator is not None
+        real, steps = self.replay.transitions(), self.replay.count
+        plan = self.guide.plan(real, steps) if self.guide else None
+        return self._job_of(new_fit(self.generator, real, _OPTIONS, plan), steps)
 
     def begin_refit(self) -> None:
         """Begin a refit in the background with the real transitions of now."""
@@ -157,32 +146,34 @@ class Agents:
         assert self.generator is not None and self.schedule is not None
         steps, rows = self.replay.count, self.schedule.rows
         real = Transitions(self.spec, self.replay.transitions().rows.clone())
-        fit = new_background_fit(
-            self.generator, self.guide, real, {"progress": False}, rows=rows, steps=steps, device=self.device
-        )
+        fit = new_background_fit(self.generator, self.guide, real, _OPTIONS, rows=rows, steps=steps, device=self.device)
         job = self._job_of(fit, steps)
         job.paused = time.monotonic() - begun
         self.pending = BackgroundRefit(job, steps + self.lag, self.device)
 
-    def _job_of(self, fit: Fit, steps: int) -> RefitJob:
-        assert self.schedule is not None
-        return RefitJob(fit, rows=self.schedule.rows, check=Transitions.check, steps=steps, real_rows=steps)
-
-    def take_refit(self) -> RefitReport:
-        """Wait for the refit in the background and replace model and synthetic transitions."""
+    def finished_refit(self) -> RefitJob:
+        """Wait for the refit in the background, which is then no longer pending, and return it for `take`."""
         assert self.pending is not None
         begun = time.monotonic()
         self.pending.wait()
         pending, self.pending = self.pending, None
         if pending.error is not None:
             raise pending.error
-        job = pending.job
+        pending.job.paused += time.monotonic() - begun
+        return pending.job
+
+    def take(self, job: RefitJob) -> RefitReport:
+        """Replace model and synthetic transitions by those of a refit."""
         report = job.run()
+        begun = time.monotonic()
         assert job.fresh is not None  # after run
         job.take_model()
-        self.plan = job.plan
         self.replay.replace_synthetic(job.fresh)
         return replace(report, pause_seconds=job.paused + time.monotonic() - begun)
+
+    def _job_of(self, fit: Fit, steps: int) -> RefitJob:
+        assert self.schedule is not None
+        return RefitJob(fit, rows=self.schedule.rows, check=Transitions.check, steps=steps, real_rows=steps)
 
     def value_estimates(self) -> dict[str, list[float]]:
         """`StackedSAC.value_estimates` on a batch spread over the last `_LATEST` transitions, by name ``[M]``.

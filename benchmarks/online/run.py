@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,7 @@ from synther_replay.benchmarks.online.caution import adjust_caution
 from synther_replay.benchmarks.online.progress import Progress
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.benchmarks.online.watchdog import advice, advice_overestimating, out_of_range, overestimating
-from synther_replay.errors import DivergedError, GenerationError, is_out_of_memory
-from synther_replay.model.fitting import FitReport
+from synther_replay.replay.refitting import RefitJob
 
 KIND = "online run"
 CHUNK = 500  # environment steps between points at which a checkpoint can be saved
@@ -225,67 +224,50 @@ class OnlineRun:
             self.agents.act()
 
     def _refit_if_due(self, schedule: RetrainSchedule) -> None:
-        progress, settings, pending = self.progress, self.settings, self.agents.pending
-        if pending is not None:
-            if progress.step >= pending.at:
-                self._take_refit()
+        progress, agents = self.progress, self.agents
+        if agents.pending is not None:
+            if progress.step >= agents.pending.at:
+                self._take_refit(agents.finished_refit)
             else:
                 with progress.clock("fit"):
-                    pending.serve()
+                    agents.pending.serve()
         elif schedule.is_due(progress.step, progress.last_refit):
-            if not settings.in_background:
-                self._refit()
-                return
-            if progress.step + self.agents.lag >= settings.steps:
-                return  # nothing would be trained on its rows
-            progress.last_refit = progress.step
-            with progress.clock("fit"):
-                self.agents.begin_refit()
+            if not self.settings.in_background:
+                progress.last_refit = progress.step
+                self._take_refit(agents.refit_of_now)
+            elif progress.step + agents.lag < self.settings.steps:  # else nothing would be trained on its rows
+                progress.last_refit = progress.step
+                with self._failures_told(), progress.clock("fit"):
+                    agents.begin_refit()
 
-    def _take_refit(self) -> None:
-        """Take the rows of a refit in the background; keep the old ones if it failed."""
-        progress = self.progress
+    def _take_refit(self, get: Callable[[], RefitJob]) -> None:
+        """Take model and rows of a refit."""
+        progress, report = self.progress, None
+        with self._failures_told(), progress.clock("fit"):
+            report = self.agents.take(get())
+        if report is None:
+            return
+        entry = {"step": report.steps, "steps": report.fit.steps, "held_out_loss": report.fit.held_out_loss}
+        if self.settings.in_background:
+            entry["pause_seconds"] = round(report.pause_seconds or 0.0, 4)
+            entry["job_seconds"] = round(report.fit_seconds + report.sample_seconds, 4)
+        else:
+            progress.move(report.sample_seconds, "fit", "generate")
+        if report.relevance is not None:
+            entry["relevance"] = asdict(report.relevance)
+        progress.fits.append(entry)
+        self._prepare_learner()
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """Warn of a refit that fails, whatever the error is: the run goes on with the previous synthetic rows."""
         try:
-            with progress.clock("fit"):
-                report = self.agents.take_refit()
+            yield
         except Exception as error:
             warnings.warn(
-                f"refit begun at step {progress.last_refit} failed: {error}; keeping the previous synthetic rows",
-                stacklevel=2,
+                f"refit begun at step {self.progress.last_refit} failed: {error}; keeping the previous synthetic rows",
+                stacklevel=3,
             )
-            return
-        self._note_refit(
-            report.steps,
-            report.fit,
-            pause_seconds=round(report.pause_seconds or 0.0, 4),
-            job_seconds=round(report.fit_seconds + report.sample_seconds, 4),
-        )
-
-    def _refit(self) -> None:
-        """Refit the generator and replace the synthetic rows; keep the old rows if it diverged or ran out of memory."""
-        progress = self.progress
-        progress.last_refit = progress.step
-        try:
-            with progress.clock("fit"):
-                report = self.agents.fit()
-            with progress.clock("generate"):
-                self.agents.generate()
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, DivergedError | GenerationError) or is_out_of_memory(error)):
-                raise
-            warnings.warn(
-                f"refit at step {progress.step} failed: {error}; keeping the previous synthetic rows", stacklevel=2
-            )
-            return
-        self._note_refit(progress.step, report)
-
-    def _note_refit(self, step: int, report: FitReport, **seconds: float) -> None:
-        """Keep what a refit begun at a step reports."""
-        entry = {"step": step, "steps": report.steps, "held_out_loss": report.held_out_loss, **seconds}
-        if plan := self.agents.plan:
-            entry["relevance"] = asdict(plan.report)
-        self.progress.fits.append(entry)
-        self._prepare_learner()
 
     def _prepare_learner(self) -> None:
         with self.progress.clock("start"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from synther_replay import DiffusionGenerator
+from synther_replay.benchmarks.online import actors as online_actors
 from synther_replay.benchmarks.online.run import OnlineRun
 from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.errors import DivergedError
@@ -69,6 +70,21 @@ def test_a_refit_that_fails_keeps_the_rows_and_the_run_continues(tmp_path, monke
 
     monkeypatch.setattr(DiffusionGenerator, "begin", failing)
     with pytest.warns(UserWarning, match="step 40 failed: diverged"):
+        run = run_through(tmp_path / "run", settings())
+    assert [fit["step"] for fit in run.progress.fits] == [80]
+
+
+def test_a_refit_that_cannot_begin_keeps_the_rows_and_the_run_continues(tmp_path, monkeypatch):
+    begin, calls = online_actors.new_background_fit, []
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(online_actors, "new_background_fit", failing)
+    with pytest.warns(UserWarning, match="step 40 failed: out of memory"):
         run = run_through(tmp_path / "run", settings())
     assert [fit["step"] for fit in run.progress.fits] == [80]
 
