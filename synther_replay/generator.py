@@ -275,12 +275,7 @@ class DiffusionGenerator:
             whole_number("n", n)
             raise NotFittedError("generator: call fit or load before sample")
         draws = self._draws if seed is None else Draws(whole_number("seed", seed, least=0))
-        rejected = draws.rejected
-        try:
-            return sample(self._engine, self._model, draws, n, condition, guidance)
-        finally:
-            if draws is not self._draws:
-                self._draws.rejected += draws.rejected - rejected
+        return sample(self._engine, self._model, draws, self._draws, n, condition, guidance)
 
     def reseed(self, seed: int) -> None:
         """Continue with another seed, so that copies in several workers fit and generate differently."""

@@ -228,11 +228,7 @@ class FitJob:
         """Generate rows with the fitted model before it is committed; see `DiffusionGenerator.sample`."""
         if self.model is None:
             raise NotFittedError("job: call run before sample")
-        rejected = self.draws.rejected
-        try:
-            return sample(self.engine, self.model, self.draws, n, condition, guidance)
-        finally:
-            self._generators_draws.rejected += self.draws.rejected - rejected
+        return sample(self.engine, self.model, self.draws, self._generators_draws, n, condition, guidance)
 
     def _train(self, data: FitData) -> tuple[TrainingResult, Training]:
         plan = self._plan
@@ -314,9 +310,18 @@ class FitJob:
 
 
 def sample(
-    engine: Engine, model: FittedModel, draws: Draws, n: int, condition: Any = None, guidance: float = 1.0
+    engine: Engine,
+    model: FittedModel,
+    draws: Draws,
+    generators_draws: Draws,
+    n: int,
+    condition: Any,
+    guidance: float,
 ) -> Transitions:
-    """Generate `n` transitions per model, with conditions in the units of the fit; see `DiffusionGenerator.sample`."""
+    """Generate `n` transitions per model, with conditions in the units of the fit; see `DiffusionGenerator.sample`.
+
+    Rejected rows count for the generator, too, whatever draws they are of.
+    """
     n = whole_number("n", n)
     if not isinstance(guidance, int | float) or not 0 <= guidance < float("inf"):
         raise ValueError(f"guidance: expected a number of at least 0, got {guidance!r}")
@@ -324,7 +329,12 @@ def sample(
         if model.conditions is None:
             raise ValueError("condition: the model was fitted without conditions; call fit with condition=...")
         condition = checked_condition(condition, (engine.stack, n), model.condition_dim, engine.device)
-    rows = engine.draw(model, n, draws, condition, float(guidance))
+    rejected = draws.rejected
+    try:
+        rows = engine.draw(model, n, draws, condition, float(guidance))
+    finally:
+        if draws is not generators_draws:
+            generators_draws.rejected += draws.rejected - rejected
     return Transitions(model.codec.spec, rows[0] if engine.stack == 1 else rows)
 
 
