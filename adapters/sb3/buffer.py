@@ -111,8 +111,8 @@ class SynthERBuffer(NStepReplayBuffer):
     """
 
     latents: Latents | None = None
+    has_goals = False  # whether the goal is a field of rows beside the observation
     _rows_type: type[RealRows] = RealRows
-    _has_goals = False
 
     def __new__(cls, buffer_size: int = 0, observation_space: Any = None, *_: Any, **__: Any) -> SynthERBuffer:
         """Select `SynthERDictBuffer` for Dict observations."""
@@ -170,7 +170,7 @@ class SynthERBuffer(NStepReplayBuffer):
             action_space,
             scaled_actions=scaled_actions,
             n_steps=n_steps,
-            goals=self._has_goals,
+            goals=self.has_goals,
         )
         options = SourceOptions(
             real_ratio=real_ratio,
@@ -320,7 +320,7 @@ class SynthERBuffer(NStepReplayBuffer):
         spec = self.source.spec
         rewards = _copy(rows[:, spec.rewards])
         if env is not None:
-            rewards = self._normalised_rewards(rewards, env)
+            rewards = self.normalised_rewards(rewards, env)
         samples = self._samples_type()(
             observations=self._as_observations(rows, "observations", env),
             actions=_copy(rows[:, spec.actions], self.actions.dtype),
@@ -332,8 +332,8 @@ class SynthERBuffer(NStepReplayBuffer):
         samples.real_places = real_places
         return samples
 
-    def _normalised_rewards(self, rewards: Tensor, env: VecNormalize) -> Tensor:
-        """Normalise n-step returns by their average reward, so that clipping is the one of single rewards."""
+    def normalised_rewards(self, rewards: Tensor, env: VecNormalize) -> Tensor:
+        """Normalise rewards; n-step returns by their average reward, so that clipping is the one of single rewards."""
         weight = sum(self.gamma**step for step in range(self.n_steps))
         return self._on_host(
             rewards, lambda values: (env.normalize_reward(values / weight) * weight).astype(np.float32)

@@ -126,8 +126,8 @@ class SynthERHerBuffer(SynthERDictBuffer, HerReplayBuffer):
             ``scaled_actions``, ``on_refit``, ``relevance``, ``refit``, ``lag``.
     """
 
+    has_goals = True
     _rows_type = RelabelledRows
-    _has_goals = True
     goal_random: np.random.Generator | None = None  # draws virtual goals; None: NumPy's global one, as in SB3
 
     def __init__(

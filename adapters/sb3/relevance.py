@@ -51,7 +51,7 @@ class ModelCritic:
         with self._evaluating() as model:
             if (env := model.get_vec_normalize_env()) is None:
                 return rewards
-            normal: Tensor = model.replay_buffer._normalised_rewards(rewards, env)
+            normal: Tensor = model.replay_buffer.normalised_rewards(rewards, env)
             return normal
 
     @staticmethod
@@ -95,7 +95,7 @@ def attach_critics(buffer: Any, model: Any) -> None:
     relevance = buffer.source.relevance
     if not isinstance(relevance, TDError | Value) or relevance.is_own:
         return
-    if buffer._has_goals:
+    if buffer.has_goals:
         raise ValueError(
             f"relevance: {type(relevance).__name__} needs functions of its own here, because the goal is a field "
             "beside the observation; use a function of transitions"
