@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +20,6 @@ from synther_replay.benchmarks.agents.evaluation import Evaluator
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.agents.policy import save_policies
 from synther_replay.benchmarks.common.files import make_folder_of
-from synther_replay.benchmarks.common.formatting import mean_and_spread
 from synther_replay.benchmarks.common.processes import worker_context
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
@@ -36,8 +35,9 @@ from synther_replay.benchmarks.environments.tasks import Task, agent_seed
 from synther_replay.benchmarks.online.actors import Agents
 from synther_replay.benchmarks.online.caution import adjust_caution
 from synther_replay.benchmarks.online.progress import Progress
+from synther_replay.benchmarks.online.reporting import Reporter
 from synther_replay.benchmarks.online.settings import Settings
-from synther_replay.benchmarks.online.watchdog import advice, advice_overestimating, out_of_range, overestimating
+from synther_replay.benchmarks.online.watchdog import out_of_range
 from synther_replay.replay.refitting import RefitJob
 
 KIND = "online run"
@@ -79,7 +79,7 @@ class OnlineRun:
         """Build agents and generator; worker processes start in `run`."""
         self.settings, self.device, self.report = settings, device, report
         self.progress = Progress(settings.seeds)
-        self._measured_from: tuple[int, float] | None = None  # step and seconds, to estimate the time left
+        self._reporter = Reporter(settings, self.progress, report)
         choose_precision(device)
         with self.progress.clock("start"):
             worker_context()  # the fork server imports packages while the agents are built
@@ -142,13 +142,16 @@ class OnlineRun:
         settings, progress = self.settings, self.progress
         return {
             **{key: getattr(settings, key) for key in ("env", "algo", "preset", "critic", "utd", "steps")},
-            "seeds": [settings.first_seed + agent for agent in range(settings.seeds)],
+            "seeds": settings.seeds_of(range(settings.seeds)),
             "curve": [{"step": step, "returns": progress.returns(step)} for step in sorted(progress.curve)],
             "value_estimates": [
                 {"step": step, **progress.value_estimates_at(step)} for step in sorted(progress.value_estimates)
             ],
             "failed_at": progress.failed_at,
-            "diverged": [{"step": step, "seeds": self._diverged(step)} for step in sorted(progress.value_estimates)],
+            "diverged": [
+                {"step": step, "seeds": settings.seeds_of(out_of_range(estimates))}
+                for step, estimates in sorted(progress.value_estimates.items())
+            ],
             "wall_seconds": {name: round(spent, 2) for name, spent in progress.wall_seconds().items()},
             "fits": progress.fits,
             "made_on": progress.made_on,
@@ -190,25 +193,11 @@ class OnlineRun:
                     evaluator.submit(progress.step, weights)
                     if progress.step > settings.random_steps:  # critics are untrained before
                         progress.value_estimates[progress.step] = agents.value_estimates()
-                        self._watch(progress.step)
+                        self._reporter.values(progress.step)
                     if keep_policies:
                         save_policies(keep_policies / f"{progress.step}.safetensors", weights)
         agents.await_copies()
         self._collect(evaluator)
-
-    def _diverged(self, step: int) -> list[int]:
-        """Seeds whose value estimates left the range that rewards and discount allow."""
-        return self._seeds(out_of_range(self.progress.value_estimates[step]))
-
-    def _seeds(self, agents: Sequence[int]) -> list[int]:
-        return [self.settings.first_seed + agent for agent in agents]
-
-    def _watch(self, step: int) -> None:
-        """Report value estimates that have left their range, or are far above what followed."""
-        settings, estimates = self.settings, self.progress.value_estimates[step]
-        for found, words in ((out_of_range, advice), (overestimating, advice_overestimating)):
-            if seeds := self._seeds(found(estimates)):
-                self.report(f"{settings.env} {settings.name} step {step:,}: {words(seeds, settings.critic)}")
 
     def _store(self, after: Steps) -> None:
         """Store the transitions of one step and start computing the next actions."""
@@ -275,21 +264,10 @@ class OnlineRun:
 
     def _collect(self, evaluator: Evaluator, *, wait: bool = False) -> None:
         """Store and report finished evaluations; with `wait`, wait for all of them."""
-        progress, settings = self.progress, self.settings
-        with progress.clock("evaluate"):
+        with self.progress.clock("evaluate"):
             steps = evaluator.collect(wait=wait)
-        total = progress.total_seconds()
-        running = total - progress.seconds["start"]  # compilation happens once and is excluded from the estimate
-        left = ""
-        if progress.step > settings.random_steps:  # random steps and the first fit are faster or slower than the rest
-            first_step, first_running = self._measured_from = self._measured_from or (progress.step, running)
-            if progress.step > first_step:
-                per_step = (running - first_running) / (progress.step - first_step)
-                left = f", about {per_step * (settings.steps - progress.step):.0f} s left"
-        for step in steps:
-            progress.curve[step] = evaluator.results[step]
-            label = f"{settings.env} {settings.name} step {step:,} of {settings.steps:,}"
-            self.report(f"{label}: return {_spread(progress.returns(step))}, {total:.0f} s elapsed{left}")
+        self.progress.curve |= {step: evaluator.results[step] for step in steps}
+        self._reporter.evaluations(steps)
 
     # ------------------------------------------------------- save and resume
 
@@ -308,7 +286,7 @@ class OnlineRun:
     def _start_processes(self, stack: ExitStack, cores: int) -> tuple[Environments, Evaluator]:
         """Start the worker processes of environments and evaluation."""
         settings = self.settings
-        seeds = [agent_seed(settings.first_seed + agent) for agent in range(settings.seeds)]
+        seeds = [agent_seed(seed) for seed in settings.seeds_of(range(settings.seeds))]
         environments = stack.enter_context(Environments(self.task, seeds, workers=max(1, cores // 2)))
         evaluator = Evaluator(self.task.name, seeds, episodes=settings.episodes, workers=max(1, cores // 3))
         return environments, stack.enter_context(evaluator)
@@ -338,11 +316,3 @@ class OnlineRun:
                 f"rows are taken at step {pending.at:,}"
             )
         self.report(f"resumed at step {progress.step:,}{refit}")
-
-
-def _spread(returns: list[float | None]) -> str:
-    """Mean, standard deviation and range over the seeds that did not fail."""
-    known = [value for value in returns if value is not None]
-    if not known:
-        return "none (all seeds failed)"
-    return f"{mean_and_spread(known, 1)} [{min(known):.1f}, {max(known):.1f}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -123,6 +124,10 @@ class Settings:
         critic = None if self.critic == PLAIN else self.critic
         refit = self.refit if self.in_background else None
         return "-".join(part for part in (self.algo, self.preset, critic, self.relevance.get("name"), refit) if part)
+
+    def seeds_of(self, agents: Iterable[int]) -> list[int]:
+        """Seeds of these agents, which are numbered from 0."""
+        return [self.first_seed + agent for agent in agents]
 
     def hyperparameters(self) -> dict[str, Any]:
         """Hyper-parameters of the learner that differ from the defaults."""

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from synther_replay.benchmarks.agents.policy import load_policies, policies_of
 from synther_replay.benchmarks.agents.sac import Hyperparameters
 from synther_replay.benchmarks.common.resumable import is_done
 from synther_replay.benchmarks.online import actors as online_actors
+from synther_replay.benchmarks.online import reporting
 from synther_replay.benchmarks.online import results as online_results
 from synther_replay.benchmarks.online import run as online_run
 from synther_replay.benchmarks.online.run import OnlineRun, run_to_file
@@ -137,7 +139,8 @@ class TestRun:
 
     @pytest.mark.parametrize("critic", ["layernorm", "residual"])
     def test_results_have_the_critic_and_who_left_the_range_of_values(self, tmp_path, monkeypatch, critic):
-        monkeypatch.setattr(online_run, "out_of_range", lambda estimates: [0])
+        for module in (online_run, reporting):
+            monkeypatch.setattr(module, "out_of_range", lambda estimates: [0])
         run = run_through(tmp_path / "c", settings("sac", critic=critic))
         result = run.result()
         assert result["critic"] == result["settings"]["critic"] == critic
@@ -148,7 +151,7 @@ class TestRun:
         assert sum("left the range" in line for line in run.lines) == len(result["value_estimates"])
 
     def test_values_far_above_what_followed_are_reported(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(online_run, "overestimating", lambda estimates: [1])
+        monkeypatch.setattr(reporting, "overestimating", lambda estimates: [1])
         run = run_through(tmp_path / "c", settings("sac", first_seed=5))
         estimates = run.result()["value_estimates"]
         assert all(excess > 0 for excess in estimates[0]["excess"])  # rewards are negative, values near 0
@@ -214,13 +217,16 @@ class TestRun:
             run.progress.step, run.progress.seconds["start"] = step, 60.0
             monkeypatch.setattr(run.progress, "total_seconds", lambda total=total: total)
             run._collect(SimpleNamespace(collect=lambda wait, step=step: [step], results={step: [1.0, 3.0]}))
-        assert [line.partition("[1.0, 3.0], ")[2] for line in lines] == [
-            "70 s elapsed",
-            "80 s elapsed",
-            "100 s elapsed, about 40 s left",
-            "120 s elapsed, about 20 s left",
-        ]
-        assert lines[0].startswith("Pendulum-v1 sac step 60 of 260: return 2.0 +- 1.4 [")
+        seconds = [re.findall(r"(\d+) s\b", line) for line in lines]
+        assert seconds == [["70"], ["80"], ["100", "40"], ["120", "20"]]  # elapsed, left
+
+    def test_progress_has_the_returns(self):
+        lines = []
+        run = OnlineRun(settings("sac"), CPU, lines.append)
+        run._collect(SimpleNamespace(collect=lambda wait: [60], results={60: [1.0, 3.0]}))
+        (line,) = lines
+        assert all(part in line for part in ("Pendulum-v1", "sac", "60", str(STEPS), "2.0 +- 1.4", "1.0", "3.0"))
+        assert run.progress.curve == {60: [1.0, 3.0]}
 
     @pytest.mark.parametrize("name", ["curiosity", "reward", "return", "td_error", "value"])
     def test_generation_can_be_guided(self, name, tmp_path, recwarn):
