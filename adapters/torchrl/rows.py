@@ -29,6 +29,8 @@ from synther_replay.replay.batch import synthetic_mask
 
 Info = dict[str, Any]
 Mixed = tuple[dict[Key, Tensor], Tensor, Info]  # entries, mask of synthetic rows, info of the sampler
+# the same by column: numbers, flags, mask of synthetic rows, numbers of real rows
+MixedColumns = tuple[Sequence[Tensor], Sequence[Tensor], Tensor, Tensor]
 
 
 class RealEntries:
@@ -111,36 +113,46 @@ class RealEntries:
         """
         if not (self._is_plain() and self.layout.is_packed and self._storage_device() == places.device):
             return None
-        layout = self.layout
+        size = len(rows)
         with locked(self.real):
             index, info, _ = self._draw(len(places))
-            size, places = len(rows), places[: len(index)]
+            places = places[: len(index)]
             mirror = self._current_mirror()
-            if mirror is not None:
-                real = mirror.current(len(self.real))
-                if self._columns is None:
-                    self._columns = Columns.of(layout.number_widths, rows.device)
-                flat, flags, row_numbers = mix(rows, places, index, *real, layout.terminated_flags, self._columns)
+            if mirror is None:
+                mixed = self._mixed_with_entries(rows, places, index)
             else:
-                real_numbers, real_flags = self._gathered(index)
-        numbers: Sequence[Tensor]
-        # .data: separate version counters, so that modifying one entry does not invalidate the others for autograd
-        if mirror is not None:
-            parts = flat.split([size * width for width in layout.number_widths])
-            numbers = [part.data.view(size, width) for part, width in zip(parts, layout.number_widths, strict=True)]
-            *raised, is_synthetic = (flag.data for flag in flags.unbind())
-        else:
-            split: Any = torch.split_with_sizes_copy
-            numbers = split(rows[:, :-1].index_copy_(0, places, real_numbers), layout.number_widths, 1)
-            flags = torch.zeros(len(self._flags), size, dtype=torch.bool, device=rows.device)
-            flags[: layout.terminated_flags] = rows[:, -1]  # the termination flags come first
-            raised = [flag.data for flag in flags.index_copy_(1, places, real_flags).unbind()]
-            row_numbers = filled("index", index, places, size)
-            is_synthetic = row_numbers < 0
-        values: dict[Key, Tensor] = dict(zip(layout.number_keys, numbers, strict=True))
-        values |= zip(layout.flag_keys, (flag.view(size, 1) for flag in raised), strict=True)
+                mixed = self._mixed_with_mirror(mirror, rows, places, index)
+        numbers, flags, is_synthetic, row_numbers = mixed
+        values: dict[Key, Tensor] = dict(zip(self.layout.number_keys, numbers, strict=True))
+        values |= zip(self.layout.flag_keys, (flag.view(size, 1) for flag in flags), strict=True)
         others = {k: each(v, partial(filled, k, places=places, size=size)) for k, v in info.items() if k != "index"}
         return values, is_synthetic, {**others, "index": row_numbers}
+
+    def _mixed_with_mirror(self, mirror: PackedMirror, rows: Tensor, places: Tensor, index: Tensor) -> MixedColumns:
+        """Put the real rows of these numbers, from the mirror, at `places` of synthetic ones."""
+        layout, size = self.layout, len(rows)
+        if self._columns is None:
+            self._columns = Columns.of(layout.number_widths, rows.device)
+        real = mirror.current(len(self.real))
+        flat, flags, row_numbers = mix(rows, places, index, *real, layout.terminated_flags, self._columns)
+        parts = flat.split([size * width for width in layout.number_widths])
+        # .data: separate version counters, so that modifying one entry does not invalidate the others for autograd
+        numbers = [part.data.view(size, width) for part, width in zip(parts, layout.number_widths, strict=True)]
+        *raised, is_synthetic = (flag.data for flag in flags.unbind())
+        return numbers, raised, is_synthetic, row_numbers
+
+    def _mixed_with_entries(self, rows: Tensor, places: Tensor, index: Tensor) -> MixedColumns:
+        """Put the real rows of these numbers, from the entries of the storage, at `places` of synthetic ones."""
+        layout, size = self.layout, len(rows)
+        real_numbers, real_flags = self._gathered(index)
+        split: Any = torch.split_with_sizes_copy
+        numbers = split(rows[:, :-1].index_copy_(0, places, real_numbers), layout.number_widths, 1)
+        flags = torch.zeros(len(self._flags), size, dtype=torch.bool, device=rows.device)
+        flags[: layout.terminated_flags] = rows[:, -1]  # the termination flags come first
+        # .data: see above
+        raised = [flag.data for flag in flags.index_copy_(1, places, real_flags).unbind()]
+        row_numbers = filled("index", index, places, size)
+        return numbers, raised, row_numbers < 0, row_numbers
 
     def _gathered(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Read the numbers ``(n, columns)`` and flags ``(flags, n)`` of rows from the storage."""
