@@ -328,13 +328,13 @@ class SyntheticRows:
         if self._guide is not None:
             self._guide.reseed(derive_seed(seed, Stream.RELEVANCE))
 
-    def start_over(self, steps: int = 0) -> None:
-        """Remove all synthetic rows and set the step count; the schedule starts again, the model is kept.
+    def start_over(self) -> None:
+        """Remove all synthetic rows and set the step count to 0; the schedule starts again, the model is kept.
 
         For a real buffer whose contents were replaced.
         """
         self.clear()
-        self.steps, self._last_attempt = steps, None
+        self.steps, self._last_attempt = 0, None
 
     def clear(self) -> None:
         """Remove all synthetic rows; jobs that were begun before are refused. Model and step count are kept."""
