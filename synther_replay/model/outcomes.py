@@ -19,7 +19,7 @@ loss are kept, because few rows of a rare outcome are quickly memorised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,27 +28,24 @@ from torch import Tensor
 
 from synther_replay.common.mlp import Layers, Shape
 from synther_replay.common.seeding import generator_for
-from synther_replay.common.stacks import take_rows
 from synther_replay.data.levels import MAX_LEVELS, nearest_level
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.stopping import BestModels
 from synther_replay.errors import CheckpointError, DivergedError
+from synther_replay.model.outcome_batches import OutcomeBatches
+from synther_replay.model.outcome_inputs import Inputs
+from synther_replay.model.share_matching import MOST_COPIES, copies_to_match
 from synther_replay.model.termination_bounds import TerminationBounds
 
 _WIDTH = 128
-_BATCH = 512  # or as many as there are rows
 STEPS, _MOST_STEPS = 600, 2_000  # gradient steps from new weights: usual and most
 _REFIT_SHARE = 4  # one in this many of them for a fit that starts from the weights of the last one
 _BLOCK = 50  # steps between held-out evaluations, whose batches are drawn at once
 _LEARNING_RATE, _REFIT_RATE = 1e-2, 3e-3  # initial value; cosine annealing to zero
 _BETAS, _CLIP = (0.9, 0.999), 100.0  # of Adam
 _INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few informative inputs
-_HELD_OUT = 10  # one row in this many is held out
-_EVALUATED = 4_096  # held-out rows per evaluation and model, over all outcomes
-_HARD_SHARE = 0.1  # of all rows, at most half
 _NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers take a CPU twenty times as long
 _CHUNK = {"cpu": 4_096, "gpu": 16_384}  # rows classified at once, over all models: some 8 and 30 MB of activations
-_MOST_COPIES = 10  # of one generated row, to reach the share of its outcome
 _MOST_OUTCOMES = 2 * MAX_LEVELS
 _TENSORS = ("weights", "rewards", "terminated", "shares")
 
@@ -127,7 +124,7 @@ class OutcomeModel(NamedTuple):
             DivergedError: A weight became non-finite.
         """
         rng = generator_for(codes.device, seed)
-        inputs = _Inputs(codes, features)
+        inputs = Inputs(codes, features)
         warm = previous is not None and previous._has(outcomes)
         first = previous.weights if previous is not None and warm else _initial(inputs.width, outcomes, rng)
         steps = -(-min(steps, _MOST_STEPS) // (_REFIT_SHARE if warm else 1) // _BLOCK) * _BLOCK
@@ -137,8 +134,8 @@ class OutcomeModel(NamedTuple):
         model = cls(first.clone(), *outcomes, bounds)
         optimiser = StackAdam(model.weights, torch.float32, betas=_BETAS, clip=_CLIP)
         best = BestModels({"weights": model.weights}, patience=None)
-        rows = _Rows(number, outcomes.shares, rng)
-        held_out, importance = rows.held_out()
+        batches = OutcomeBatches(number, outcomes.shares, rng)
+        held_out, importance = batches.held_out()
         with torch.autocast(codes.device.type, enabled=False):
             held_out_inputs, held_out_numbers = inputs.take(held_out), number.gather(1, held_out)
             for done in range(0, steps + 1, _BLOCK):
@@ -151,11 +148,11 @@ class OutcomeModel(NamedTuple):
                 if done == steps:
                     break
                 if done == find_hard_at:
-                    rows.find_hard(model._uncertainty(inputs, number))
+                    batches.find_hard(model._uncertainty(inputs, number))
                 progress = torch.arange(done, done + _BLOCK, dtype=torch.float64, device=codes.device)
                 annealed = rate * 0.5 * (1 + (progress * (math.pi / steps)).cos())
                 rates = optimiser.bias_corrected(annealed, progress + 1)
-                model._train_block(optimiser, rates, inputs, number, rows)
+                model._train_block(optimiser, rates, inputs, number, batches)
         if not bool(model.weights.isfinite().all()):
             raise DivergedError("fit: the outcome model diverged (non-finite weights); check the data")
         best.restore()
@@ -188,7 +185,7 @@ class OutcomeModel(NamedTuple):
         by_bounds, classified = torch.cat(drawn, dim=-1)
         number = self._chosen(by_bounds, classified) if match_shares else by_bounds
         for model, own in enumerate(number if match_shares else ()):
-            replaced, source = _to_match(own, self.shares[model], rng)
+            replaced, source = copies_to_match(own, self.shares[model], rng)
             rows[model, replaced] = rows[model, source]
             own[replaced] = own[source]
         reward, terminated = columns
@@ -236,10 +233,12 @@ class OutcomeModel(NamedTuple):
             for a, b in zip(known, given, strict=True)
         )
 
-    def _train_block(self, optimiser: StackAdam, rates: Tensor, inputs: _Inputs, number: Tensor, rows: _Rows) -> None:
+    def _train_block(
+        self, optimiser: StackAdam, rates: Tensor, inputs: Inputs, number: Tensor, batches: OutcomeBatches
+    ) -> None:
         """Take a gradient step for each of the `rates`, on batches that are drawn at once."""
-        batch = rows.batch_size
-        chosen, weight = rows.draw(len(rates) * batch)
+        batch = batches.batch_size
+        chosen, weight = batches.draw(len(rates) * batch)
         parts = (inputs.take(chosen), number.gather(1, chosen)[..., None], weight[..., None] / batch)
         layers = _layers(optimiser.working, self.shares.shape[1])
         gradient = _layers(optimiser.gradient, self.shares.shape[1])
@@ -270,10 +269,10 @@ class OutcomeModel(NamedTuple):
         """The outcomes by bounds, unless far too few rows of a large draw lie beyond them; see `_draw`."""
         found = self.terminated.gather(1, by_bounds).sum(1)
         wanted = (self.shares * self.terminated).sum(1) * by_bounds.shape[1]
-        too_few = (wanted >= _MOST_COPIES) & (found * _MOST_COPIES < wanted)
+        too_few = (wanted >= MOST_COPIES) & (found * MOST_COPIES < wanted)
         return torch.where(too_few[:, None], classified, by_bounds)
 
-    def _uncertainty(self, inputs: _Inputs, number: Tensor) -> Tensor:
+    def _uncertainty(self, inputs: Inputs, number: Tensor) -> Tensor:
         """Loss plus entropy of each row, ``(M, n)``."""
         size = _rows_at_once(number)
         found = []
@@ -282,89 +281,6 @@ class OutcomeModel(NamedTuple):
             entropy = -(log_p.exp() * log_p.clamp(min=-100)).sum(-1)
             found.append(entropy - log_p.gather(-1, own[..., None])[..., 0])
         return torch.cat(found, dim=1)
-
-
-class _Inputs(NamedTuple):
-    """Inputs of the classifier, computed from some rows of codes at a time: all of them would be a second matrix."""
-
-    codes: Tensor  # (M, n, codes)
-    features: Callable[[Tensor], Tensor]
-
-    @property
-    def width(self) -> int:
-        """Number of inputs."""
-        return self.features(self.codes[:, :0]).shape[2]
-
-    def take(self, rows: Tensor) -> Tensor:
-        """Inputs of the rows ``(M, k)``."""
-        return self.features(take_rows(self.codes, rows))
-
-    def of_model(self, model: int, rows: Tensor) -> Tensor:
-        """Inputs of the rows ``(k,)`` of a model, ``(k, inputs)``."""
-        return self.features(self.codes[model : model + 1, rows])[0]
-
-    def split(self, size: int) -> Iterator[Tensor]:
-        """Inputs of all rows, `size` at a time."""
-        return (self.features(part) for part in self.codes.split(size, dim=1))
-
-
-class _Rows:
-    """Random batches of rows by outcome; a tenth of each outcome's rows is held out."""
-
-    def __init__(self, number: Tensor, shares: Tensor, rng: torch.Generator) -> None:
-        """Sort the rows by outcome, in random order within each."""
-        self._rng, self._number, self._shares = rng, number, shares
-        self.batch_size = min(_BATCH, number.shape[1])
-        chance = torch.rand(number.shape, device=rng.device, generator=rng, dtype=torch.float32)
-        self._order = (number + chance / 2).argsort(dim=1, stable=True)
-        self._counts = (shares.double() * number.shape[1]).round().long()
-        self._first = self._counts.cumsum(1) - self._counts
-        self._held = ((self._counts + _HELD_OUT - 1) // _HELD_OUT).minimum(self._counts - 1).clamp(min=0)
-        present = (shares > 0).float()
-        self._chance = (shares + present / present.sum(1, keepdim=True)) / 2  # of an outcome in a batch
-        self._hard: Tensor | None = None
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Held-out rows ``(M, B)`` and their weights, with which their losses add up to the mean of all rows."""
-        each = max(1, _EVALUATED // self._shares.shape[1])
-        outcome = torch.arange(self._shares.shape[1], device=self._shares.device).repeat_interleave(each)
-        outcome = outcome.expand(len(self._shares), -1)
-        rows = self._pick(outcome, self._first, self._held)
-        return rows, (self._shares * (self._held > 0) / each).gather(1, outcome)
-
-    def draw(self, count: int) -> tuple[Tensor, Tensor]:
-        """Training rows ``(M, count)`` in random order and the weights that correct for how often they are drawn."""
-        trained = self._counts - self._held
-        outcome = torch.multinomial(self._chance, count, replacement=True, generator=self._rng)
-        rows = self._pick(outcome, self._first + self._held, trained)
-        share = 0.0
-        if self._hard is not None:  # a third of the rows are hard ones
-            share = 1 / 3
-            place = torch.randint(self._hard.shape[1], rows.shape, device=rows.device, generator=self._rng)
-            chance = torch.rand(rows.shape, device=rows.device, generator=self._rng, dtype=torch.float32)
-            rows = torch.where(chance < share, self._hard.gather(1, place), rows)
-        density = (1 - share) * (self._chance / trained.clamp(min=1)).gather(1, self._number.gather(1, rows))
-        if self._hard is not None:
-            density += self._is_hard.gather(1, rows) * (share / self._hard.shape[1])
-        return rows, 1 / (density * trained.sum(1, keepdim=True))
-
-    def find_hard(self, uncertainty: Tensor) -> None:
-        """Draw the training rows with the highest uncertainty, ``(M, n)``, more often from now on."""
-        position = torch.arange(uncertainty.shape[1], device=uncertainty.device)
-        number = self._number.gather(1, self._order)
-        held = position - self._first.gather(1, number) < self._held.gather(1, number)
-        uncertainty = uncertainty.masked_fill(torch.zeros_like(held).scatter_(1, self._order, held), -math.inf)
-        count = max(1, min(uncertainty.shape[1] // 2, max(_BATCH, int(_HARD_SHARE * uncertainty.shape[1]))))
-        self._hard = uncertainty.topk(count, dim=1).indices
-        self._is_hard = torch.zeros_like(uncertainty).scatter_(1, self._hard, 1.0)
-
-    def _pick(self, outcome: Tensor, first: Tensor, sizes: Tensor) -> Tensor:
-        """Random rows with the given outcomes ``(M, B)``; another row if there is none, its weight must be zero."""
-        # float64: float32 has too few values for uniform indices into a large buffer
-        share = torch.rand(outcome.shape, device=outcome.device, generator=self._rng, dtype=torch.float64)
-        size = sizes.gather(1, outcome)
-        place = first.gather(1, outcome) + (share * size).long().minimum(size - 1)
-        return self._order.gather(1, place.clamp(0, self._order.shape[1] - 1))
 
 
 def _initial(inputs: int, outcomes: Outcomes, rng: torch.Generator) -> Tensor:
@@ -390,32 +306,3 @@ def _layers(flat: Tensor, outcomes: int) -> Layers:
 def _weights(inputs: int, outcomes: int) -> int:
     """Number of weights of one model, padded with zeros to a multiple of 8 for the kernel of Adam."""
     return -(-Shape(inputs, _WIDTH, outcomes).parameters // 8) * 8
-
-
-def _to_match(number: Tensor, shares: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows to replace and the rows to copy there, so that outcomes come as often as in the real data.
-
-    Args:
-        number: Outcome of each row, ``(n,)``.
-        shares: Shares of the outcomes, ``(K,)``.
-        rng: Random generator.
-
-    Returns:
-        Two index tensors. An outcome that was not generated at all stays missing; a row is copied at most ten times.
-    """
-    n, have = len(number), torch.bincount(number, minlength=len(shares))
-    offset = torch.rand(1, device=rng.device, generator=rng, dtype=torch.float64)
-    ends = shares.double().cumsum(0) / shares.double().sum() * n + offset
-    ends = ends.floor().clamp(max=n)  # rounds without bias to a sum of n
-    wanted = torch.diff(ends, prepend=offset.floor()).long()
-    missing = (wanted.minimum(have * _MOST_COPIES) - have).clamp(min=0)
-    total = int(missing.sum())
-    shuffled = torch.randperm(n, device=rng.device, generator=rng)
-    shuffled = shuffled[number[shuffled].argsort(stable=True)]  # by outcome, in random order within each
-    first = have.cumsum(0) - have
-    own = number[shuffled]
-    surplus = shuffled[torch.arange(n, device=number.device) - first[own] >= wanted[own]]
-    replaced = surplus[torch.randperm(len(surplus), device=rng.device, generator=rng)[:total]]
-    outcome = torch.arange(len(shares), device=number.device).repeat_interleave(missing)
-    turn = torch.arange(total, device=number.device) - (missing.cumsum(0) - missing)[outcome]
-    return replaced, shuffled[first[outcome] + turn % have[outcome]]  # all rows of an outcome in turn

@@ -355,7 +355,7 @@ def test_outcomes_are_predicted_from_the_decoded_rows(monkeypatch: pytest.Monkey
     generator = fitted()
     draw, told_by = OutcomeModel._draw, []
     monkeypatch.setattr(OutcomeModel, "_draw", lambda own, seen, rng: (told_by.append(seen), draw(own, seen, rng))[1])
-    monkeypatch.setattr(outcomes_module, "_to_match", lambda *_: (torch.empty(0, dtype=torch.long),) * 2)
+    monkeypatch.setattr(outcomes_module, "copies_to_match", lambda *_: (torch.empty(0, dtype=torch.long),) * 2)
     rows = generator.sample(50).rows[None]
     assert torch.equal(torch.cat(told_by, 1), generator.model.codec.features(generator.model.codec.encode(rows)))
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from synther_replay.data.levels import MAX_LEVELS
 from synther_replay.errors import CheckpointError, DivergedError
+from synther_replay.model import outcome_batches
 from synther_replay.model import outcomes as outcomes_module
-from synther_replay.model.outcomes import OutcomeModel, Outcomes, _initial, _layers, _to_match
+from synther_replay.model.outcomes import OutcomeModel, Outcomes, _initial, _layers
+from synther_replay.model.share_matching import copies_to_match
 
 CPU = torch.device("cpu")
 
@@ -85,7 +87,7 @@ def test_with_levels_an_outcome_is_a_pair_and_only_pairs_that_occur_count() -> N
 
 def matched(number: Tensor, shares: list[float], seed: int = 0) -> tuple[Tensor, Tensor]:
     """Outcomes after matching, and from which row each comes."""
-    replaced, source = _to_match(number, torch.tensor(shares), torch.Generator().manual_seed(seed))
+    replaced, source = copies_to_match(number, torch.tensor(shares), torch.Generator().manual_seed(seed))
     assert len(replaced) == len(source) == len(replaced.unique())
     assert not torch.isin(source, replaced).any()
     origin = torch.arange(len(number))
@@ -272,8 +274,8 @@ def test_a_fit_computes_the_inputs_of_some_rows_at_a_time(monkeypatch: pytest.Mo
     codes, asked = inputs_of(20_000), []
     found, number = Outcomes.of(torch.zeros(1, 20_000), too_low(codes), None)
     monkeypatch.setitem(outcomes_module._CHUNK, "cpu", 1_000)
-    monkeypatch.setattr(outcomes_module, "_BATCH", 8)
-    monkeypatch.setattr(outcomes_module, "_EVALUATED", 500)
+    monkeypatch.setattr(outcome_batches, "_BATCH", 8)
+    monkeypatch.setattr(outcome_batches, "_EVALUATED", 500)
 
     def features(rows: Tensor) -> Tensor:
         asked.append(rows.shape[1])
