@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.model import outcomes
+from synther_replay.model import outcome_batches, outcomes
 
 # The tests use small matrices, for which threads are slower, above all when tests run in parallel.
 torch.set_num_threads(1)
@@ -75,10 +75,11 @@ def browser() -> Iterator[Any]:
 @contextmanager
 def _trained_outcomes(steps: int, batch_size: int = 256, evaluated: int = 4_096) -> Iterator[None]:
     """Sets the gradient steps of outcome models, their batches and the held-out rows of an evaluation."""
-    values = {"_MOST_STEPS": steps, "_BLOCK": min(50, steps // 3), "_BATCH": batch_size, "_EVALUATED": evaluated}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setattr(outcomes, name, value)
+        patch.setattr(outcomes, "_MOST_STEPS", steps)
+        patch.setattr(outcomes, "_BLOCK", min(50, steps // 3))
+        patch.setattr(outcome_batches, "_BATCH", batch_size)
+        patch.setattr(outcome_batches, "_EVALUATED", evaluated)
         yield
 
 
