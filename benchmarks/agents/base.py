@@ -24,7 +24,20 @@ class CapturedLearner:
         """Start random stream 0."""
         self.device, self.seed = device, seed
         self.rng = torch.Generator(device)
+        self._learn: Callable[[], None] | None = None  # the captured updates
         self.reseed(0)
+
+    def prepare(self) -> None:
+        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards."""
+        if self._learn is None:
+            self._learn = self._captured(self._draw_and_update)
+
+    def learn(self) -> None:
+        """Make the updates of one call; asynchronous on a GPU."""
+        if self._learn is None:
+            self.prepare()
+        assert self._learn is not None
+        self._learn()
 
     def reseed(self, number: int) -> None:
         """Start the random stream with this number; a run can be resumed at the start of a stream."""
@@ -39,6 +52,10 @@ class CapturedLearner:
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         self._after_load()
+
+    def _draw_and_update(self) -> None:
+        """Make the updates of one call of `learn`."""
+        raise NotImplementedError
 
     def _tensors(self) -> dict[str, Tensor]:
         """Tensors of the state, by name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -109,18 +108,6 @@ class OfflineLearner(CapturedLearner):
         self.parts = {"critic": self.critic, "policy": self.policy}
         self.updates = torch.zeros((), dtype=torch.float64, device=self.device)
         self.none_excluded = torch.zeros(agents, critics, device=self.device)  # all target critics are used
-        self._learn: Callable[[], None] | None = None
-
-    def prepare(self) -> None:
-        """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards."""
-        if self._learn is None:
-            self._learn = self._captured(self._draw_and_update)
-
-    def learn(self) -> None:
-        """Make `updates_per_call` updates; asynchronous on a GPU."""
-        self.prepare()
-        assert self._learn is not None
-        self._learn()
 
     @torch.no_grad()
     def value_estimates(self) -> dict[str, Tensor]:
@@ -189,6 +176,3 @@ class OfflineLearner(CapturedLearner):
     def _after_load(self) -> None:
         self.critics.refresh()
         self.policies.refresh()
-
-    def _draw_and_update(self) -> None:
-        raise NotImplementedError

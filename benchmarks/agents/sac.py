@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,7 +170,7 @@ class StackedSAC(CapturedLearner):
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
-        self._learn: dict[bool, Callable[[], None]] = {}
+        self._is_mixed: bool | None = None  # whether batches of the captured updates have synthetic rows
         self._act = self._captured(self._choose_actions)
         self.reseed(0)
 
@@ -181,9 +180,9 @@ class StackedSAC(CapturedLearner):
 
     def learn(self) -> None:
         """Make the updates of one environment step; asynchronous on a GPU."""
-        if self.replay.has_synthetic not in self._learn:
+        if self.replay.has_synthetic != self._is_mixed:
             self.prepare()
-        self._learn[self.replay.has_synthetic]()
+        super().learn()
 
     def prepare(self) -> None:
         """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards.
@@ -192,9 +191,9 @@ class StackedSAC(CapturedLearner):
         """
         if self._scaling and self.replay.count:
             measure(self.replay.transitions().rows[..., self.replay.spec.observations], *self._scaling)
-        mixed = self.replay.has_synthetic
-        if mixed not in self._learn:
-            self._learn = {mixed: self._captured(self._draw_and_update)}  # batches never become real-only again
+        if self.replay.has_synthetic != self._is_mixed:
+            self._is_mixed, self._learn = self.replay.has_synthetic, None
+        super().prepare()
 
     @torch.no_grad()
     def update(self, rows: Tensor, next_noise: Tensor, excluded: Tensor, policy_noise: Tensor) -> None:

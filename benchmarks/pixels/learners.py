@@ -7,7 +7,6 @@ BC it learns from the policy's.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -67,18 +66,6 @@ class Learner(CapturedLearner):
             self.target = copy.deepcopy(self.agent.critic).requires_grad_(False)
             critic = self._optimiser([*encoder, *self.agent.critic.parameters()])
             self._optimisers = {"critic": critic, "policy": self._optimiser(policy)}
-        self._learn: Callable[[], None] | None = None
-
-    def prepare(self) -> None:
-        """Capture the update, unless done; uses random numbers, so call `reseed` afterwards."""
-        if self._learn is None:
-            self._learn = self._captured(self._update)
-
-    def learn(self) -> None:
-        """Make one update; asynchronous on a GPU."""
-        self.prepare()
-        assert self._learn is not None
-        self._learn()
 
     def noisy(self, actions: Tensor) -> Tensor:
         """Actions with the clipped noise of now; gradients pass the limits."""
@@ -89,7 +76,7 @@ class Learner(CapturedLearner):
         noisy = actions + noise.clamp(-settings.noise_clip, settings.noise_clip)
         return noisy + (noisy.clamp(_EDGE - 1, 1 - _EDGE) - noisy).detach()
 
-    def _update(self) -> None:
+    def _draw_and_update(self) -> None:
         spec, agent = self.spec, self.agent
         picked = torch.randint(len(self.rows), (self.settings.batch_size,), generator=self.rng, device=self.device)
         batch = self.rows[picked]
