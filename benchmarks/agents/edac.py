@@ -128,7 +128,7 @@ class StackedEDAC(OfflineLearner):
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
         target = bellman(rewards, terminated, log_prob, alpha, settings.gamma)
         d_q = error_gradient(q, next_q, target, self.none_excluded)
-        critics, kept = values.first(self.stack), kept.first(self.stack)
+        critics, kept = values.first(self.stack), kept.cut(slice(self.stack))
         found = layer_gradients(critics, kept)
         backward(critics, kept, d_q.view(self.stack, batch, 1), gradient, found=found)
         action = spec.actions.start, spec.actions.stop

@@ -134,7 +134,7 @@ def test_next_actions_are_those_of_the_operations(agents, inputs, outputs, norma
 )
 def test_networks_learn_as_those_of_the_operations(stack, inputs, outputs, rows, with_targets, normal, monkeypatch):
     if INTERPRETED and stack == MANY:
-        monkeypatch.setattr(_triton_networks, "_MULTIPROCESSORS", 1)  # the tiles for many rows, on few
+        monkeypatch.setattr(_triton_networks, "MULTIPROCESSORS", 1)  # the tiles for many rows, on few
     shape = MlpShape(inputs, outputs, HIDDEN)
     start = drawn(shape, stack * (1 + with_targets), normal)
     # More rows than it learns from, and those of a network further apart than they are long.

@@ -137,7 +137,7 @@ class TorchCritics:
         q, kept = self._passes.forward(both, repeat_for_critics(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
         d_q = error_gradient(value, next_value, bellman, excluded, self.caution).view(self.stack, batch, 1)
-        self._passes.backward(both.first(self.stack), kept.first(self.stack), d_q, self._gradient)
+        self._passes.backward(both.first(self.stack), kept.cut(slice(self.stack)), d_q, self._gradient)
         if update_targets:
             self.adam.step_with_target(rates, self.target, self.target_speed)
         else:

@@ -153,15 +153,8 @@ class Activations(NamedTuple):
     norms: tuple[Norm, ...] = ()  # of each hidden layer, if those are normalised
     features: Norm | None = None  # of the last hidden layer after its relu
 
-    def first(self, count: int) -> Activations:
-        """Activations of the first `count` networks."""
-        return self._cut(slice(count))
-
-    def first_rows(self, count: int) -> Activations:
-        """Activations of the first `count` rows of the batch."""
-        return self._cut((slice(None), slice(count)))
-
-    def _cut(self, rows: Any) -> Activations:
+    def cut(self, rows: Any) -> Activations:
+        """Those of some networks, or of some rows."""
         features = self.features and self.features.cut(rows)
         norms = tuple(norm.cut(rows) for norm in self.norms)
         return Activations(self.x[rows], tuple(part[rows] for part in self.hidden), norms, features)

@@ -53,15 +53,8 @@ class Activations(NamedTuple):
     norms: tuple[Norm, ...]
     inner: tuple[Tensor, ...]
 
-    def first(self, count: int) -> Activations:
-        """Activations of the first `count` networks."""
-        return self._cut(slice(count))
-
-    def first_rows(self, count: int) -> Activations:
-        """Activations of the first `count` rows of the batch."""
-        return self._cut((slice(None), slice(count)))
-
-    def _cut(self, rows: Any) -> Activations:
+    def cut(self, rows: Any) -> Activations:
+        """Those of some networks, or of some rows."""
         inner = tuple(part[rows] for part in self.inner)
         return Activations(self.x[rows], tuple(norm.cut(rows) for norm in self.norms), inner)
 

@@ -76,7 +76,7 @@ class TorchNetwork:
 
     def _kept_of(self, d_out: Tensor) -> Any:
         assert self._kept is not None, "call forward() before a backward pass"
-        return self._kept.first_rows(d_out.shape[1])
+        return self._kept.cut((slice(None), slice(d_out.shape[1])))
 
 
 class LearningTorchNetwork(TorchNetwork):

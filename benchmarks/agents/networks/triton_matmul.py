@@ -12,7 +12,7 @@ from synther_replay.benchmarks.agents.networks import triton_kernels as kernels
 _TILES = ((128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4))
 _DEPTH = 64  # tile size along k
 _LONG = 512  # smallest k for which the largest tile hides its memory latency
-_MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
+MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 
 
 def product(
@@ -51,7 +51,7 @@ def product(
     for tallest, widest, count in _TILES if k >= _LONG else _TILES[1:]:
         tall, wide, warps = tile_size(m, tallest), tile_size(n, widest), count
         tiles = triton.cdiv(m, tall) * triton.cdiv(n, wide)
-        if tiles * stack >= _MULTIPROCESSORS:
+        if tiles * stack >= MULTIPROCESSORS:
             break
     kernels.product[(tiles, stack)](
         a, b, out, out if bias is None else bias, unit_or_out, M=m, N=n, K=k, A_S=a.stride(0), A_M=a.stride(1),

@@ -14,11 +14,10 @@ from synther_replay.benchmarks.agents.networks.adam import BETAS, EPS, Adam
 from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 from synther_replay.benchmarks.agents.networks.normalisation import EPS as NORM_EPS
 from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork
-from synther_replay.benchmarks.agents.networks.triton_matmul import tile_size
+from synther_replay.benchmarks.agents.networks.triton_matmul import MULTIPROCESSORS, tile_size
 
 _TILE = 64  # size of weight tiles, and batch rows per reduction step
 _SCALE = 16.0  # of critics' gradients in fp16: errors from 1e-4 to 1e4 stay in range
-_MULTIPROCESSORS = 128  # number of tiles that keeps a large GPU busy
 
 
 def fits(shape: MlpShape, batch_size: int, device: torch.device) -> bool:
@@ -185,7 +184,7 @@ class TritonNetwork:
         )  # fmt: skip
 
     def _tiles(self, rows: int) -> dict[str, int]:
-        return self.tuning["many" if rows >= _MULTIPROCESSORS * self.tuning["many"]["BM"] else "few"]
+        return self.tuning["many" if rows >= MULTIPROCESSORS * self.tuning["many"]["BM"] else "few"]
 
 
 class LearningTritonNetwork(TritonNetwork):
