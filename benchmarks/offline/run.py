@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from synther_replay.benchmarks.agents.evaluation import Evaluator, tasks_of
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision
 from synther_replay.benchmarks.common.files import make_folder_of
-from synther_replay.benchmarks.common.formatting import mean_and_spread
+from synther_replay.benchmarks.common.formatting import finite, mean_and_spread
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
     checkpoint_path,
@@ -184,7 +182,7 @@ class OfflineRun:
 
     def _point(self, step: int) -> dict[str, Any]:
         """One evaluation as JSON values; the return of a non-finite policy is None."""
-        returns = [_finite(value, ".2f") for value in self.curve[step]]
+        returns = [finite(value, ".2f") for value in self.curve[step]]
         scores = [
             None if value is None else round(normalised_score(self.config.dataset, value), 2) for value in returns
         ]
@@ -193,7 +191,7 @@ class OfflineRun:
     def _value_estimates_at(self, step: int) -> dict[str, Any]:
         """`OfflineLearner.value_estimates` at one evaluation, as JSON values."""
         estimates = self.value_estimates[step].items()
-        return {"step": step, **{name: [_finite(value, ".5g") for value in each] for name, each in estimates}}
+        return {"step": step, **{name: [finite(value, ".5g") for value in each] for name, each in estimates}}
 
     def _save(self, path: Path, evaluator: Evaluator) -> None:
         self._collect(evaluator, wait=True)
@@ -225,8 +223,3 @@ class OfflineRun:
         self.watch.continue_from(state["seconds"])
         self.learner.load_state_dict(state["learner"])
         self.report(f"resumed at update {self.updates:,}")
-
-
-def _finite(value: float, digits: str) -> float | None:
-    """The value rounded to the format `digits`; None if it is non-finite."""
-    return float(format(value, digits)) if np.isfinite(value) else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from synther_replay.benchmarks.common.formatting import finite
 from synther_replay.benchmarks.common.timing import Stopwatch
 
 CLOCKS = ("env", "learner", "fit", "generate", "evaluate", "start", "checkpoint")
@@ -60,18 +60,15 @@ class Progress(Stopwatch):
 
     def returns(self, step: int) -> list[float | None]:
         """Returns of one evaluation; None for agents that failed before or during it."""
-        return self._rounded(step, self.curve[step], digits=2)
+        return self._rounded(step, self.curve[step], ".2f")
 
     def value_estimates_at(self, step: int) -> dict[str, list[float | None]]:
         """Value estimates of one evaluation; None for agents that failed before or during it."""
-        return {name: self._rounded(step, values, digits=5) for name, values in self.value_estimates[step].items()}
+        return {name: self._rounded(step, values, ".5f") for name, values in self.value_estimates[step].items()}
 
-    def _rounded(self, step: int, values: list[float], digits: int) -> list[float | None]:
-        def rounded(value: float, failed_at: int | None) -> float | None:
-            failed = (failed_at is not None and failed_at < step) or not math.isfinite(value)
-            return None if failed else round(value, digits)
-
-        return [rounded(*pair) for pair in zip(values, self.failed_at, strict=True)]
+    def _rounded(self, step: int, values: list[float], digits: str) -> list[float | None]:
+        failed = (at is not None and at < step for at in self.failed_at)
+        return [None if lost else finite(value, digits) for value, lost in zip(values, failed, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """State to resume from, as JSON values."""

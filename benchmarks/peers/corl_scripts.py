@@ -33,6 +33,7 @@ from gymnasium.spaces import Box
 from synther_replay.benchmarks.agents.evaluation import mean_return
 from synther_replay.benchmarks.common.command_line import exit_with_error, folder
 from synther_replay.benchmarks.common.files import make_folder_of, write_json
+from synther_replay.benchmarks.common.formatting import finite
 from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import checkpoint_path, is_done, save_result
@@ -138,7 +139,7 @@ def run(check: Check, folder: Path | None, seed: int) -> list[float | None]:
         policy = SimpleNamespace(mean_action=lambda observation: actor.act(env.scale(observation), device))
         value = mean_return(config.task, policy, agent_seed(seed), n_episodes)
         actor.train()
-        returns.append(round(value, 2) if np.isfinite(value) else None)
+        returns.append(finite(value, ".2f"))
         return np.array([value])
 
     script.eval_actor = evaluate

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from synther_replay.benchmarks.common.files import write_json
+from synther_replay.benchmarks.common.formatting import finite
 from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.resumable import differences, read_result
@@ -70,7 +71,7 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
         }
         for name, futures in pending.items():
             returns = [future.result() for future in futures]
-            kept = [round(value, 2) if math.isfinite(value) else None for value in returns]
+            kept = [finite(value, ".2f") for value in returns]
             found[name] = {"sha256": _digests(encoder, missing[name]), "returns": kept}
             result = _result(places, settings, about, found)
             write_json(path, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from synther_replay.benchmarks.common.formatting import finite
 from synther_replay.benchmarks.common.provenance import origin, record_origin
 from synther_replay.benchmarks.common.resumable import (
     HasSettings,
@@ -106,7 +106,7 @@ class Training:
             self._keep_losses()
 
     def _keep_losses(self) -> None:
-        losses = {name: _finite(loss) for name, loss in self.learner.losses.items()}
+        losses = {name: finite(float(loss), ".5g") for name, loss in self.learner.losses.items()}
         self.losses[str(self.updates)] = losses
         each = 1_000 * self.watch.seconds["learner"] / self.updates
         shown = ", ".join(f"{name} loss {loss}" for name, loss in losses.items())
@@ -155,8 +155,3 @@ def load_weights(path: Path, *modules: nn.Module) -> None:
     parts: dict[str, dict[str, Tensor]] = load_checkpoint(path, _WEIGHTS)
     for number, module in enumerate(modules):
         module.load_state_dict(parts[str(number)])
-
-
-def _finite(loss: Tensor) -> float | None:
-    value = float(loss)
-    return float(f"{value:.5g}") if math.isfinite(value) else None
