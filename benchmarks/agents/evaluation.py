@@ -11,12 +11,9 @@ import numpy as np
 from synther_replay.benchmarks.agents.networks.mlp import Layers
 from synther_replay.benchmarks.agents.policy import Policy, policies_of
 from synther_replay.benchmarks.common.processes import WorkerPool
-from synther_replay.benchmarks.environments.tasks import Environment, make_environment
-from synther_replay.common.seeding import derive_seed
+from synther_replay.benchmarks.environments.tasks import Environment, environment_seed, make_environment
 
-# Seeds of evaluation episodes have one more key than those of training, so the two never coincide.
-_STREAM = 77
-
+_STREAM = 77  # seeds of evaluation episodes have one more key than those of training, so the two never coincide
 _BLOCK = 10  # episodes of a policy that one process evaluates; more are shared between processes
 _MAX_POOL_FAILURES = 3  # per run
 
@@ -38,7 +35,7 @@ def mean_return(task: str, policy: Policy, seed: int, episodes: int, first: int 
     environment = _environments[task]
     total = 0.0
     for episode in range(first, first + episodes):
-        observation, over = environment.reset(derive_seed(seed, _STREAM, episode) % 2**31), False
+        observation, over = environment.reset(evaluation_seed(seed, episode)), False
         while not over:
             action = policy.mean_action(observation)
             if not np.isfinite(action).all():
@@ -47,6 +44,11 @@ def mean_return(task: str, policy: Policy, seed: int, episodes: int, first: int 
             total += reward
             over = terminated or truncated
     return total / episodes
+
+
+def evaluation_seed(seed: int, episode: int) -> int:
+    """Seed of an episode in which policies are evaluated; it is of no episode of the training."""
+    return environment_seed(seed, _STREAM, episode)
 
 
 class Evaluator:

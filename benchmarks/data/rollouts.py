@@ -20,7 +20,7 @@ from synther_replay.benchmarks.agents.policy import Policy
 from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.data.hdf5 import Rows
 from synther_replay.benchmarks.data.waypoints import collect
-from synther_replay.benchmarks.environments.tasks import Environment, make_environment
+from synther_replay.benchmarks.environments.tasks import Environment, environment_seed, make_environment
 from synther_replay.common.seeding import derive_seed
 
 _BLOCK = 2_000  # rows per task of the pool: enough to hide its overhead, few enough to keep all processes busy
@@ -62,7 +62,7 @@ class Episodes:
             actions[:] = rng.uniform(-1, 1, actions.shape)
         else:
             noise = rng.standard_normal(actions.shape, np.float32)
-        observation = observations[0] = environment.reset(derive_seed(seed, 0) % 2**31)
+        observation = observations[0] = environment.reset(environment_seed(seed, 0))
         for step in range(self.length):
             if self.policy is not None:
                 actions[step] = self.policy.sampled_action(observation, noise[step])

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synther_replay.benchmarks.common.processes import worker_context
-from synther_replay.benchmarks.environments.tasks import Step, Task, make_environment
-from synther_replay.common.seeding import derive_seed
+from synther_replay.benchmarks.environments.tasks import Step, Task, environment_seed, make_environment
 
 
 class EpisodeStream:
@@ -43,7 +42,7 @@ class EpisodeStream:
 
     def _reset(self, episode: int) -> np.ndarray:
         self.episode = episode
-        return self.environment.reset(derive_seed(self.seed, episode) % 2**31)
+        return self.environment.reset(environment_seed(self.seed, episode))
 
 
 _STEP, _DONE = b"s", b"d"

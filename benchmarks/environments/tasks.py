@@ -234,3 +234,8 @@ class _ControlSuite:
 def agent_seed(seed: int) -> int:
     """Seed from which an agent's episodes are derived; consecutive seeds give unrelated episodes."""
     return derive_seed(seed, 5)
+
+
+def environment_seed(seed: int, *keys: int) -> int:
+    """`derive_seed` with 31 bits, which every environment takes."""
+    return derive_seed(seed, *keys) % 2**31

@@ -33,11 +33,10 @@ from synther_replay.adapters.sb3 import SynthERBuffer
 from synther_replay.benchmarks.common.command_line import add_run_options
 from synther_replay.benchmarks.common.generator_settings import build_generator_config
 from synther_replay.benchmarks.common.resumable import save_state, saved_state
-from synther_replay.benchmarks.environments.tasks import agent_seed
+from synther_replay.benchmarks.environments.tasks import agent_seed, environment_seed
 from synther_replay.benchmarks.peers.sb3_agent import Progress
 from synther_replay.benchmarks.peers.sb3_sac import run
 from synther_replay.common.checks import resolve_device, whole_number
-from synther_replay.common.seeding import derive_seed
 from synther_replay.replay.mixing import check_real_ratio
 
 KIND = "finished DQN of Stable-Baselines3"
@@ -170,7 +169,7 @@ def build(settings: Settings, seed: int) -> DQN:
 def mean_return(model: DQN, environments: list[gym.Env[Any, Any]], seed: int) -> float:
     """Mean return of the greedy policy, one episode in each environment; the same episodes at every call."""
     running = dict(enumerate(environments))
-    observations = {k: env.reset(seed=derive_seed(seed, _EVALUATION, k) % 2**31)[0] for k, env in running.items()}
+    observations = {k: env.reset(seed=environment_seed(seed, _EVALUATION, k))[0] for k, env in running.items()}
     total = 0.0
     while running:
         actions, _ = model.predict(np.stack([observations[k] for k in running]), deterministic=True)

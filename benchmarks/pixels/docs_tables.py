@@ -13,10 +13,8 @@ import numpy as np
 from synther_replay.benchmarks.common.formatting import markdown_table, mean_and_spread
 from synther_replay.benchmarks.common.resumable import differences
 from synther_replay.benchmarks.common.statistics import mean_estimate
-from synther_replay.benchmarks.pixels.settings import ALGORITHMS, LEVELS, TASKS
+from synther_replay.benchmarks.pixels.settings import ALGORITHMS, LEVELS, POLICIES, TASKS
 
-POLICIES = {"pixels": "agent of images", "real": "heads on real latents", "synthetic": "heads on synthetic latents"}
-"""Policies of a run, in the order of the columns."""
 _TITLES = {"bc": "BC", "drqbc": "DrQ+BC"}
 _ORDER = [f"{task}-{level}" for task in TASKS for level in LEVELS]
 _PER_SCORE = 10  # an episode has at most 1,000 points of return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from synther_replay.benchmarks.agents.evaluation import evaluation_seed
 from synther_replay.benchmarks.common.files import write_json
 from synther_replay.benchmarks.common.formatting import finite
 from synther_replay.benchmarks.common.processes import WorkerPool
@@ -21,24 +21,17 @@ from synther_replay.benchmarks.pixels.archive import Archive
 from synther_replay.benchmarks.pixels.frames import LiveStack
 from synther_replay.benchmarks.pixels.networks import Agent
 from synther_replay.benchmarks.pixels.rendering import RenderSettings, choose_renderer, pixel_task
-from synther_replay.benchmarks.pixels.settings import Places
+from synther_replay.benchmarks.pixels.settings import POLICIES, Places
 from synther_replay.benchmarks.pixels.training import load_weights
-from synther_replay.common.seeding import derive_seed
-
-POLICIES = ("pixels", "real", "synthetic")
-"""Heads of a run: of the agent of images, and those trained on real and on synthetic latents."""
-_PRINT = partial(print, flush=True)
-_STREAM = 77  # keeps episodes of the evaluation apart from recorded ones
 
 
-def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[str], None] = _PRINT) -> dict[str, Any]:
+def evaluate(places: Places, *, episodes: int, workers: int) -> dict[str, Any]:
     """Evaluate all policies of a run that have not been evaluated; the result file is written after each.
 
     Args:
         places: Paths of the run.
         episodes: Episodes per policy; all policies of a seed have the same ones.
         workers: Processes.
-        report: Called with each line of progress.
 
     Raises:
         ValueError: Nothing can be rendered, or there is no policy or a result of other settings.
@@ -56,13 +49,13 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
     if not missing:
         if not found:
             raise ValueError(f"{places.folder}: no policy; run the stage train first")
-        report(f"{path}: already exists")
+        print(f"{path}: already exists")
         return read_result(path)
     choose_renderer()
     render = RenderSettings(**recorded["render"])
     result: dict[str, Any] = {}
     with WorkerPool(workers) as pool:
-        seeds = [derive_seed(agent_seed(places.seed), _STREAM, number) % 2**31 for number in range(episodes)]
+        seeds = [evaluation_seed(agent_seed(places.seed), number) for number in range(episodes)]
         task = (recorded["task"], render, recorded["steps"])
         hidden = read_result(places.trained)["settings"]["hidden"]
         pending = {
@@ -75,7 +68,7 @@ def evaluate(places: Places, *, episodes: int, workers: int, report: Callable[[s
             found[name] = {"sha256": _digests(encoder, missing[name]), "returns": kept}
             result = _result(places, settings, about, found)
             write_json(path, result)
-            report(f"{path}: {name}: return {sum(returns) / episodes:.1f} in {episodes} episodes")
+            print(f"{path}: {name}: return {sum(returns) / episodes:.1f} in {episodes} episodes", flush=True)
     return result
 
 

@@ -19,6 +19,7 @@ from synther_replay.benchmarks.common.processes import WorkerPool
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.common.resumable import differences, read_result
 from synther_replay.benchmarks.data.behaviour import FOLDER, Behaviour, Snapshot
+from synther_replay.benchmarks.environments.tasks import environment_seed
 from synther_replay.benchmarks.pixels.archive import Archive
 from synther_replay.benchmarks.pixels.codec import decode, encode, signal_to_noise
 from synther_replay.benchmarks.pixels.rendering import ACTION_REPEAT, choose_renderer, pixel_task
@@ -135,7 +136,7 @@ def _record_episode(path: Path, settings: RecordSettings, policy: Policy, snapsh
     """Record one episode with sampled actions; it depends on its arguments only."""
     task, seed = pixel_task(settings.task, settings.render), derive_seed(settings.seed, number)
     rng = np.random.default_rng(derive_seed(seed, 1))
-    state, over, terminated = task.reset(derive_seed(seed, 0) % 2**31), False, False
+    state, over, terminated = task.reset(environment_seed(seed, 0)), False, False
     frames, actions, rewards = [task.frame()], [], []
     while not over:
         action = policy.sampled_action(state, rng.standard_normal(task.action_dim, np.float32)).astype(np.float32)

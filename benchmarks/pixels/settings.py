@@ -18,6 +18,8 @@ TASKS = ("walker-walk", "cheetah-run")
 LEVELS = ("medium", "expert", "mixed")
 ALGORITHMS = ("bc", "drqbc")
 HEADS = ("real", "synthetic")  # latents that heads are trained on
+POLICIES = {"pixels": "agent of images", "real": "heads on real latents", "synthetic": "heads on synthetic latents"}
+"""Policies of a run and their titles: heads of the agent of images, and those trained on latents."""
 
 
 def _check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from synther_replay.benchmarks.online import discrete, results
 from synther_replay.benchmarks.peers import sb3_dqn, sb3_sac
 from synther_replay.benchmarks.peers.sb3_agent import Progress
 from synther_replay.benchmarks.peers.sb3_dqn import TUNED, Settings
+from synther_replay.common.seeding import derive_seed
 
 SHORT = Settings("CartPole-v1", steps=60, every=25, episodes=2)
 
@@ -110,7 +111,7 @@ def test_the_mean_return_is_that_of_the_greedy_policy():
     assert first == sb3_dqn.mean_return(model, environments, 5)  # the same episodes
     alone = []
     for k, env in enumerate(environments):
-        observation, over, length = env.reset(seed=sb3_dqn.derive_seed(5, 78, k) % 2**31)[0], False, 0
+        observation, over, length = env.reset(seed=derive_seed(5, 78, k) % 2**31)[0], False, 0
         while not over:
             action, _ = model.predict(observation, deterministic=True)
             observation, _, terminated, truncated, _ = env.step(int(action))
