@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -38,29 +39,32 @@ class Goals:
 
     Args:
         spec: Layout of the rows.
-        space: Space of goals.
+        space: Space of observations.
     """
 
-    def __init__(self, spec: TransitionSpec, space: spaces.Space[Any]) -> None:
+    def __init__(self, spec: TransitionSpec, space: spaces.Dict) -> None:
         """Find the columns."""
         self._is_offset = _OFFSET in spec.extra
         self._columns = spec.field(_OFFSET if self._is_offset else GOAL).columns
         following = spec.field("next_observations").leaf_columns()
         self._achieved = next(columns for leaf, columns in following if leaf.path == (ACHIEVED,))
-        self._bounds: list[Tensor] = []
-        if isinstance(space, spaces.Box) and (space.is_bounded("below") or space.is_bounded("above")):
-            self._bounds = [torch.from_numpy(bound.astype("float32").reshape(-1)) for bound in (space.low, space.high)]
+        self._bounds = _joint_bounds(space[GOAL], space[ACHIEVED]) if self._is_offset else []
 
     def columns(self, goals: Tensor, achieved: Tensor) -> Tensor:
         """Return the columns of goals, given them and the next achieved goals, ``(n, goal_dim)``."""
         return goals - achieved if self._is_offset else goals
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the goals of rows within their bounds; inverse of `columns`."""
+        """Return the goals of rows, within the bounds of both kinds of goals; inverse of `columns`."""
         if not self._is_offset:
             return rows[:, self._columns]
         goals = rows[:, self._columns] + rows[:, self._achieved]
-        if self._bounds:
-            self._bounds = [bound.to(goals.device) for bound in self._bounds]
-            goals.clamp_(*self._bounds)
-        return goals
+        self._bounds = [bound.to(goals.device) for bound in self._bounds]
+        return goals.clamp_(*self._bounds)
+
+
+def _joint_bounds(*goals: spaces.Box) -> list[Tensor]:
+    """Least and largest value of any of the spaces; virtual goals are achieved ones, which can lie further out."""
+    low = np.minimum.reduce([space.low.reshape(-1) for space in goals])
+    high = np.maximum.reduce([space.high.reshape(-1) for space in goals])
+    return [torch.from_numpy(bound.astype(np.float32)) for bound in (low, high)]

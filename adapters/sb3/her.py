@@ -37,7 +37,7 @@ class RelabelledRows(RealRows):
         super().__init__(buffer, spec, seed, device)
         self._seed = seed
         self._random = np.random.default_rng(derive_seed(seed, Stream.GOALS))
-        self.goals = Goals(spec, buffer.observation_space[GOAL])
+        self.goals = Goals(spec, buffer.observation_space)
 
     def reseed(self, seed: int) -> None:
         """Draw rows and goals in another order from now on."""

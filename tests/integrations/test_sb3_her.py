@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -175,6 +176,20 @@ def test_real_part_of_a_batch_has_virtual_goals_in_their_share(strategy, goals, 
     assert (~own).sum() == int(goals / (goals + 1) * 50)
     achieved = torch.from_numpy(buffer.next_observations["achieved_goal"][:30].reshape(-1, 2))
     assert among(batch.observations["desired_goal"][~own], achieved).all()
+
+
+def test_virtual_goals_may_lie_where_no_goal_is_drawn(monkeypatch):
+    class Narrow(Point):
+        def __init__(self):
+            super().__init__()
+            self.observation_space["desired_goal"] = spaces.Box(-0.2, 0.2, (2,), np.float32)
+
+    monkeypatch.setattr(sys.modules[__name__], "Point", Narrow)
+    buffer = fill(make(n_sampled_goal=4), 60)
+    buffer.source.schedule = RetrainSchedule(every=10**6, start=10**6)
+    batch = buffer.sample(200)
+    assert (batch.observations["desired_goal"].abs() > 0.2).any()
+    assert torch.equal(batch.rewards, rewards_of(batch))
 
 
 @pytest.mark.parametrize(("strategy", "allowed"), [("future", "from it on"), ("final", "last"), ("episode", "any")])
