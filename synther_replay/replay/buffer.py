@@ -81,8 +81,10 @@ class SyntheticReplayBuffer(SyntheticSource):
 
     def state_dict(self, *, include_real: bool = True) -> dict[str, Any]:
         """Return a copy of the complete state."""
-        real = stateful(self.real, "real").state_dict() if include_real else None
-        return {**super().state_dict(), "real": real}
+        state = super().state_dict()
+        with self._adding:  # a thread may add: steps and rows belong together
+            real = stateful(self.real, "real").state_dict() if include_real else None
+            return {**state, "steps": self.steps, "real": real}
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:
         parts = super()._parts(state)

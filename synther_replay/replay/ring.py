@@ -110,13 +110,14 @@ class RingBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of rows, positions and random state."""
-        return {
-            "spec": self.spec.to_json(),
-            "capacity": self.capacity,
-            "rows": self._rows[: self._size].clone(),
-            "next": self._next,
-            "indices": self._indices.state_dict(),
-        }
+        with self._lock:  # a thread may add
+            return {
+                "spec": self.spec.to_json(),
+                "capacity": self.capacity,
+                "rows": self._rows[: self._size].clone(),
+                "next": self._next,
+                "indices": self._indices.state_dict(),
+            }
 
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -273,6 +273,25 @@ def test_rows_that_several_threads_add_are_all_there(eager_switches, numbered, s
     assert not wrapped or buffer.steps == 1_000
 
 
+def test_a_state_taken_while_a_thread_adds_is_whole(eager_switches, numbered, spec, fake):
+    ring = RingBuffer(spec, 1_000_000, device="cpu")
+    buffer, row, over = SyntheticReplayBuffer(ring, fake, real_ratio=1.0), numbered(1), threading.Event()
+
+    def add():
+        while not over.is_set():
+            buffer.add(row)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        for _ in range(200):
+            state = buffer.state_dict()
+            assert state["steps"] == state["real"]["next"] == len(state["real"]["rows"])
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_rows_that_do_not_fit_on_the_device_are_kept_on_the_host(monkeypatch, numbered, spec):
     ring, twin = RingBuffer(spec, 5_000, device="cpu"), RingBuffer(spec, 5_000, device="cpu")
     ring._on_host = False  # as on a GPU
