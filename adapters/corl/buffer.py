@@ -33,7 +33,7 @@ from synther_replay.common.checks import whole_number
 from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
-from synther_replay.errors import CheckpointError, GenerationError, is_out_of_memory
+from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
 from synther_replay.replay.refitting import RefitReport
@@ -349,11 +349,9 @@ class ReplayBuffer:
         """Replace the synthetic rows by new ones of the same model; keep them if that fails."""
         try:
             source.store.replace(source.generate(len(source.store)))
-        except (RuntimeError, MemoryError) as error:
-            if not (isinstance(error, GenerationError) or is_out_of_memory(error)):
-                raise
+        except Exception as error:
             warnings.warn(
-                f"generating new synthetic rows failed, keeping the previous {len(source.store)}: {error}",
+                f"generating new synthetic rows failed, keeping the previous {len(source.store)}: {error!r}",
                 RuntimeWarning,
                 stacklevel=4,
             )

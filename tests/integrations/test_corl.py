@@ -405,7 +405,7 @@ def test_rows_that_are_all_held_are_not_replaced(fake):
 
 
 @pytest.mark.parametrize(
-    "error", [GenerationError("no good"), MemoryError(), RuntimeError("CUDA error: out of memory")]
+    "error", [GenerationError("no good"), MemoryError(), RuntimeError("CUDA error: out of memory"), KeyError("bug")]
 )
 def test_failure_to_replace_them_keeps_them(fake, error):
     buffer = filled(generator=fake, synthetic_capacity=20)
