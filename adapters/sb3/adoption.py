@@ -70,7 +70,7 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
         wanted: Any = self.replay_buffer_class
         load(self, *args, **options)
         loaded = self.replay_buffer
-        if issubclass(wanted, ours) and not isinstance(loaded, ours):
+        if issubclass(wanted or object, ours) and not isinstance(loaded, ours):
             self.replay_buffer = before  # stays, if the loaded one is refused
             self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
         elif isinstance(loaded, ours):  # files hold neither hook nor functions, and a copy of the encoder
