@@ -141,7 +141,7 @@ class SynthERMemory(RandomMemory):
         if self._last is None:
             return super().get_sampling_indexes()
         size, places = self._last
-        index = torch.full((size,), -1)
+        index = torch.full((size,), -1, device="cpu")
         if len(places):
             index[places.cpu()] = self.sampling_indexes
         return index
@@ -157,7 +157,7 @@ class SynthERMemory(RandomMemory):
         assert self.source is not None
         rows = torch.cat([self.tensors_view[name][: len(self)] for name in self._names], 1)
         oldest = self.memory_index * self.num_envs + self.env_index
-        return Transitions(self.source.spec, rows.roll(-oldest, 0) if self.filled else rows)
+        return Transitions(self.source.spec, (rows.roll(-oldest, 0) if self.filled else rows).to(torch.float32))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the complete state, real and synthetic.
@@ -187,6 +187,9 @@ class SynthERMemory(RandomMemory):
             self.tensors[name].copy_(tensor)
         for name, value in state["indices"].items():
             setattr(self, name, value)
+        if state["source"] is None and self.source is not None:  # its rows belong to other real rows
+            self.source.start_over()
+            self.source.steps = len(self)
 
     def _check_request(self, names: list[str], sequence_length: int) -> None:
         if sequence_length > 1:
@@ -209,7 +212,7 @@ class SynthERMemory(RandomMemory):
             places = places[: len(self.sampling_indexes)]  # without replacement, there may be too few
             index = self.sampling_indexes.to(rows.device)
             real = [self.tensors_view[name].index_select(0, index) for name in self._names]
-            rows.index_copy_(0, places, torch.cat(real, 1))  # as float32, also flags and integers
+            rows.index_copy_(0, places, torch.cat(real, 1).to(torch.float32))  # also flags and integers
         self._last = len(rows), places
         split: Any = torch.split_with_sizes_copy
         parts = split(rows, [self.tensors_view[name].shape[1] for name in self._names], 1)

@@ -44,12 +44,12 @@ class Marked:
         return Transitions(self.real.spec, rows)
 
 
-def created(memory, *, states=None, observations=PLACE, actions=FORCE, integer=False):
+def created(memory, *, states=None, observations=PLACE, actions=FORCE, integer=False, dtype=torch.float32):
     """Create the tensors of an off-policy agent."""
     for name, size in (("observations", observations), ("states", states)):
-        memory.create_tensor(name=name, size=size, dtype=torch.float32)
-        memory.create_tensor(name=f"next_{name}", size=size, dtype=torch.float32)
-    memory.create_tensor(name="actions", size=actions, dtype=torch.int64 if integer else torch.float32)
+        memory.create_tensor(name=name, size=size, dtype=dtype)
+        memory.create_tensor(name=f"next_{name}", size=size, dtype=dtype)
+    memory.create_tensor(name="actions", size=actions, dtype=torch.int64 if integer else dtype)
     memory.create_tensor(name="rewards", size=1, dtype=torch.float32)
     memory.create_tensor(name="terminated", size=1, dtype=torch.bool)
     return memory
@@ -117,6 +117,14 @@ def test_shapes_and_types_are_those_of_skrl(states, start):
         if found is not None:
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
             found += 1 if found.dtype != torch.bool else True  # tensors of their own, as in skrl
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_tensors_of_other_types_keep_them(dtype):
+    memory = SynthERMemory(memory_size=50, device="cpu", generator=Marked(), schedule={"start": 10, "rows": 40}, seed=0)
+    (batch,) = filled(created(memory, dtype=dtype), 20).sample(NAMES, batch_size=8)
+    assert memory.source.refits == 1
+    assert {part.dtype for part in (batch[0], batch[2], batch[4])} == {dtype}
 
 
 def test_real_rows_are_whole_and_all_of_them_come():
@@ -264,6 +272,14 @@ def test_the_state_of_plain_replay_holds_no_generator():
     memory.reset()
     memory.load_state_dict(state)
     assert len(memory) == 20
+
+
+def test_the_state_of_plain_replay_removes_synthetic_rows_of_other_real_rows():
+    plain, memory = make(30, real_ratio=1.0, generator=None), make(20)
+    memory.sample(NAMES, batch_size=4)
+    assert len(memory.source.store)
+    memory.load_state_dict(plain.state_dict())
+    assert (len(memory), len(memory.source.store), memory.source.steps) == (30, 0, 30)
 
 
 def test_a_state_of_other_tensors_is_refused_and_changes_nothing():
