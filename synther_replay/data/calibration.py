@@ -57,10 +57,12 @@ class Calibration(NamedTuple):
     @classmethod
     def of(cls, real: RealSample, generated: Tensor, codec: TransitionCodec) -> Calibration | None:
         """Compare real with generated rows ``(M, n, dim)``, both with open gaps; None if no column differs."""
-        here = real.continuous + codec.spec.observations.start
-        values = real.rows[..., here], generated[..., here]
-        farthest = _FARTHEST * values[0].std(1, correction=0)
-        continuous = QuantileMap.of(*values, real.continuous, are_different(*values), farthest)
+        continuous = None
+        if len(real.continuous):
+            here = real.continuous + codec.spec.observations.start
+            values = real.rows[..., here], generated[..., here]
+            farthest = _FARTHEST * values[0].std(1, correction=0)
+            continuous = QuantileMap.of(*values, real.continuous, are_different(*values), farthest)
         here = real.with_atoms
         values = real.rows[..., here], generated[..., here]
         closed = (codec.close_gaps(part.clone())[..., here] for part in (real.rows, generated))
@@ -91,7 +93,7 @@ class Calibration(NamedTuple):
         if not set(state) <= set(cls._fields):
             raise CheckpointError(f"state: calibration: expected {cls._fields}, got {tuple(state)}")
         # Not only columns with atoms: of the models of a stack, some may have none in a column that others map.
-        columns, spec = torch.arange(codec.spec.dim), codec.spec
+        columns, spec = torch.arange(codec.spec.dim, device="cpu"), codec.spec
         allowed = {
             "continuous": columns[: spec.observation_dim],
             "with_atoms": torch.cat((columns[spec.observations], columns[spec.next_observations])),

@@ -88,7 +88,7 @@ def are_different(real: Tensor, generated: Tensor) -> Tensor:
     """Whether the distributions of values ``(M, n, c)`` differ by more than chance, bool ``(M, c)``."""
     real, generated = (part.mT.contiguous().sort(-1).values for part in (real, generated))
     at = real[..., _places(real)[1:-1]].contiguous()
-    distance = torch.zeros(real.shape[:2], device=real.device)
+    distance = torch.zeros(real.shape[:2], dtype=torch.float32, device=real.device)
     for right in (False, True):  # below a value, and with it: where many values are equal, both count
         reached = [torch.searchsorted(part, at, right=right) / part.shape[-1] for part in (real, generated)]
         distance = distance.maximum((reached[0] - reached[1]).abs().amax(-1))
@@ -103,5 +103,5 @@ def _quantiles(values: Tensor) -> Tensor:
 
 def _places(ascending: Tensor) -> Tensor:
     """Places of the quantiles among sorted values ``(..., n)``."""
-    share = torch.linspace(0, 1, QUANTILES, device=ascending.device)
+    share = torch.linspace(0, 1, QUANTILES, dtype=torch.float32, device=ascending.device)
     return (share * (ascending.shape[-1] - 1)).round().long()

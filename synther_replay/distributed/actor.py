@@ -180,7 +180,7 @@ class GeneratorActor:
         generator.load_state_dict(stacked(states, seed) if states else blank | {"seed": seed})
 
         def joined(arrays: Sequence[np.ndarray | None]) -> torch.Tensor | None:
-            given = [torch.tensor(array) for array in arrays if array is not None]
+            given = [torch.tensor(array, device="cpu") for array in arrays if array is not None]
             return None if not given else given[0] if count == 1 else torch.stack(given)
 
         rows = joined([request.rows for request in requests])

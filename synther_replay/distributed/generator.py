@@ -146,14 +146,14 @@ class RayGenerator:
         request = SampleRequest(
             self.origin(model), n, draws.count, None if condition is None else _array(condition), guidance, seed
         )
-        rows, done = torch.empty(n, self.spec.dim), 0
+        rows, done = torch.empty(n, self.spec.dim, dtype=torch.float32, device="cpu"), 0
         try:
             for part in self.worker.sample(request):
                 if isinstance(part, tuple):
                     draws.count, rejected = part
                     draws.rejected += rejected
                 else:
-                    rows[done : done + len(part)] = torch.tensor(part)
+                    rows[done : done + len(part)] = torch.tensor(part, device="cpu")
                     done += len(part)
         except RemoteError:
             model.forget_reference()

@@ -68,7 +68,9 @@ def as_arrays(state: State) -> State:
 
 def as_tensors(state: State) -> State:
     """Return a state with tensors instead of arrays; they are copies, because the object store is read-only."""
-    return _mapped(lambda _, value: torch.tensor(value) if isinstance(value, np.ndarray) else value, state)  # type: ignore[no-any-return]
+    return _mapped(
+        lambda _, value: torch.tensor(value, device="cpu") if isinstance(value, np.ndarray) else value, state
+    )  # type: ignore[no-any-return]
 
 
 def _mapped(function: Callable[..., Any], *trees: Any, path: tuple[str, ...] = ()) -> Any:

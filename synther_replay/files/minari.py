@@ -229,4 +229,4 @@ def _joined(parts: list[Arrays]) -> Arrays:
 
 
 def _no_rows(spec: TransitionSpec) -> Transitions:
-    return Transitions(spec, torch.empty(0, spec.dim))
+    return Transitions(spec, torch.empty(0, spec.dim, dtype=torch.float32, device="cpu"))

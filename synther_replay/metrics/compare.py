@@ -137,8 +137,8 @@ def _names(dim: int, spec: TransitionSpec | None, names: Sequence[str] | None) -
 
 def _parts(real: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split the real rows at random: as many as there are synthetic ones, at most half, and the rest."""
-    order = torch.randperm(len(real), generator=generator_for("cpu", seed)).to(real.device)  # equal on all devices
-    size = min(size, len(real) // 2)
+    order = torch.randperm(len(real), generator=generator_for("cpu", seed), device="cpu")  # equal on all devices
+    order, size = order.to(real.device), min(size, len(real) // 2)
     return real[order[:size]], real[order[size:]]
 
 

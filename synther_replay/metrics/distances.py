@@ -93,4 +93,6 @@ def _standardised(sets: list[Tensor]) -> list[Tensor]:
 
 def _draw(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw at most `count` rows."""
-    return rows if len(rows) <= count else rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
+    if len(rows) <= count:
+        return rows
+    return rows[torch.randperm(len(rows), generator=generator, device="cpu")[:count].to(rows.device)]

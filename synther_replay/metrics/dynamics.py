@@ -41,7 +41,7 @@ def dynamics_error(transitions: Transitions, step_fn: StepFunction, *, max_rows:
     matrix, spec = as_matrix("transitions", transitions), transitions.spec
     whole_number("max_rows", len(matrix) if max_rows is None else max_rows)
     count = min(max_rows or len(matrix), len(matrix))
-    indices = torch.arange(count) * len(matrix) // count
+    indices = torch.arange(count, device="cpu") * len(matrix) // count
     rows = matrix[indices.to(matrix.device)].cpu()
     finite = torch.isfinite(rows).all(1)
     rows, indices = rows[finite], indices[finite]

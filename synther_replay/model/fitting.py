@@ -119,7 +119,7 @@ class FitData(NamedTuple):
             spec = codec.spec
             if rows.shape[1] >= LEAST_ROWS:
                 rng = generator_for("cpu", seed, Stream.COMPARED_REAL)
-                some = torch.randperm(rows.shape[1], generator=rng)[:REAL_ROWS]
+                some = torch.randperm(rows.shape[1], generator=rng, device="cpu")[:REAL_ROWS]
                 sample = RealSample.of(rows[:, some.to(rows.device)], codec)
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)

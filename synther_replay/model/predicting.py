@@ -26,7 +26,8 @@ _LARGEST = 10.0  # targets are clipped: one outlier must not carry the whole gra
 
 def new_regression(shape: Shape, *, stack: int, device: torch.device) -> Regression:
     """What trains M regressions of a shape."""
-    return Regression.of(shape, torch.zeros(stack, shape.parameters, device=device), batch_size=_BATCH)
+    zeros = torch.zeros(stack, shape.parameters, dtype=torch.float32, device=device)
+    return Regression.of(shape, zeros, batch_size=_BATCH)
 
 
 class RealRows(NamedTuple):
@@ -55,8 +56,9 @@ class RealRows(NamedTuple):
 
     def held_out(self) -> Tensor:
         """Codes of held-out rows."""
-        last = torch.arange(self.codes.shape[1] - min(self.held, _MOST_HELD_OUT), self.codes.shape[1])
-        return self.take(last.to(self.codes.device).expand(len(self.codes), -1))
+        rows = self.codes.shape[1]
+        last = torch.arange(rows - min(self.held, _MOST_HELD_OUT), rows, device=self.codes.device)
+        return self.take(last.expand(len(self.codes), -1))
 
 
 def fit_regression(

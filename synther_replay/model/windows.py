@@ -73,7 +73,7 @@ class Windows:
             seen += len(block)
         if seen != self.count:
             raise ValueError(f"transitions: the stream had {self.count} rows at first, now it has {seen}")
-        return torch.cat(parts) if parts else torch.empty(0, self._stream.spec.dim)
+        return torch.cat(parts) if parts else torch.empty(0, self._stream.spec.dim, dtype=torch.float32, device="cpu")
 
 
 class _Extremes:
@@ -98,7 +98,7 @@ class _Extremes:
     def rows(self) -> Tensor:
         """Return the rows, ``(2 * dim, dim)``; none if there were none."""
         found = [part for part in (self._low, self._high) if part is not None]
-        return torch.cat(found) if found else torch.empty(0, 0)
+        return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float32, device="cpu")
 
 
 class WindowSupply:

@@ -45,5 +45,7 @@ def compare(real: Tensor, synthetic: Tensor, *, logarithmic: bool = False) -> Co
 
 
 def _quantiles(values: Tensor) -> dict[str, float]:
-    found = torch.quantile(values, torch.tensor([*_QUANTILES.values()], dtype=values.dtype)).tolist()
+    found = torch.quantile(
+        values, torch.tensor([*_QUANTILES.values()], dtype=values.dtype, device=values.device)
+    ).tolist()
     return dict(zip(_QUANTILES, found, strict=True))

@@ -36,7 +36,8 @@ def compare_critics(
     if q is not None:
         scores["td_error"] = TDError(q, value, gamma=gamma).score
     sets = [
-        rows[torch.arange(min(_ROWS, len(rows))) * len(rows) // min(_ROWS, len(rows))] for rows in (real, synthetic)
+        rows[torch.arange(min(_ROWS, len(rows)), device="cpu") * len(rows) // min(_ROWS, len(rows))]
+        for rows in (real, synthetic)
     ]
     return {name: compare(*(_finite(score(rows), name) for rows in sets)) for name, score in scores.items()}
 

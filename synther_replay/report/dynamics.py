@@ -66,7 +66,7 @@ def compare_dynamics(real: Transitions, synthetic: Transitions, env: str | StepF
 def _errors(rows: Transitions, step: StepFunction, simulator: Simulator | None) -> tuple[DynamicsError, int]:
     """Errors of some rows, and how many were chosen."""
     count = min(ROWS, len(rows))
-    some = rows[torch.arange(count) * len(rows) // count].to("cpu")
+    some = rows[torch.arange(count, device="cpu") * len(rows) // count].to("cpu")
     if simulator is not None:
         some = some[torch.from_numpy(simulator.restorable(some.rows[:, some.spec.observations].numpy()))]
     if len(some):

@@ -68,7 +68,8 @@ def nearest(real: Tensor, synthetic: Tensor, held_out: Tensor | None, *, seed: i
 
 def _records(real: Tensor, held_out: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
     """The real rows to search, and those to compare with."""
-    order = torch.randperm(len(real), generator=generator_for("cpu", seed, Stream.SET_ASIDE)).to(real.device)
+    order = torch.randperm(len(real), generator=generator_for("cpu", seed, Stream.SET_ASIDE), device="cpu")
+    order = order.to(real.device)
     if held_out is not None:
         return (real if len(real) <= RECORDS else real[order[:RECORDS]]), held_out
     aside = min(QUERIES, len(real) // 10) if len(real) >= _LEAST_ROWS else 0

@@ -108,5 +108,5 @@ def _covered(real: np.ndarray, synthetic: np.ndarray) -> float:
 
 
 def _some(plane: np.ndarray, seed: int) -> np.ndarray:
-    order = torch.randperm(len(plane), generator=generator_for("cpu", seed))[:POINTS]
+    order = torch.randperm(len(plane), generator=generator_for("cpu", seed), device="cpu")[:POINTS]
     return np.asarray(plane[order.numpy()])

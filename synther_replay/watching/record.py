@@ -164,7 +164,7 @@ class RefitRecord:
         if not both.numel() or not bool(both.isfinite().all()):
             return None
         low, high = float(both.min()), float(both.max())
-        edges = torch.linspace(low, high if high > low else low + 1.0, _BINS + 1, dtype=torch.float64)
+        edges = torch.linspace(low, high if high > low else low + 1.0, _BINS + 1, dtype=torch.float64, device="cpu")
         shares = [(torch.histogram(part, edges).hist / max(1, len(part))).tolist() for part in parts]
         return {"edges": edges.tolist(), "real": shares[0], "synthetic": shares[1]}
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.calibration import LEAST_ROWS
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, DivergedError
 from synther_replay.generator import KIND, DiffusionGenerator
@@ -399,16 +400,26 @@ def test_outcomes_are_deterministic_per_seed_and_new_in_every_call(rule: Rule) -
     assert not torch.equal(first[:, -1], one.sample(2_000).rows[:, -1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rule", [goal, crash])
-def test_default_dtype_autocast_and_inference_mode_play_no_part(rule: Rule) -> None:
-    data, usual = points(rule, 300), fitted(rule=rule).sample(100).rows
-    torch.set_default_dtype(torch.float64)
+def test_default_dtype_and_device_play_no_part(rule: Rule, dtype: torch.dtype) -> None:
+    data, generators = points(rule, LEAST_ROWS), [make(steps=5) for _ in range(2)]  # with calibration and consistency
+    generators[0].fit(data)
+    usual = generators[0].sample(100).rows
+    torch.set_default_dtype(dtype)
+    torch.set_default_device("meta")  # whatever is not asked for on a device fails
     try:
-        generator = make()
-        generator.fit(data)
-        assert torch.equal(generator.sample(100).rows, usual)
+        generators[1].fit(data)
+        rows = generators[1].sample(100).rows
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.equal(rows, usual)
+
+
+@pytest.mark.parametrize("rule", [goal, crash])
+def test_autocast_and_inference_mode_play_no_part(rule: Rule) -> None:
+    data, usual = points(rule, 300), fitted(rule=rule).sample(100).rows
     for context in (torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode()):
         generator = make()
         with context:

@@ -72,7 +72,7 @@ def _random_rows(observations: int, actions: int) -> Transitions:
     """Rows of a linear system: cheap, and as long as real ones."""
     spec = TransitionSpec.from_spaces(spaces.Box(-np.inf, np.inf, (observations,)), spaces.Box(-1, 1, (actions,)))
     rng = torch.Generator().manual_seed(0)
-    rows = torch.randn(_REAL_ROWS, spec.dim, generator=rng)
+    rows = torch.randn(_REAL_ROWS, spec.dim, generator=rng, dtype=torch.float32, device="cpu")
     rows[:, spec.actions] = rows[:, spec.actions].tanh()
     rows[:, spec.next_observations] = rows[:, spec.observations] + 0.1 * rows[:, spec.next_observations]
     rows[:, spec.terminated] = 0.0
