@@ -89,10 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=10, help="episodes per evaluation (10)")
     parser.add_argument("--real-ratio", type=float, help="share of real rows in a batch (0.5)")
     parser.add_argument(
-        "--refit-every",
-        "--refresh-every",
-        type=int,
-        help="environment steps between refits of the generator (default: set by --preset)",
+        "--refit-every", type=int, help="environment steps between refits of the generator (default: set by --preset)"
     )
     parser.add_argument("--first-refit", type=int, help="no refit before this environment step")
     parser.add_argument("--rows", type=int, help="synthetic rows per refit (default: set by --preset)")

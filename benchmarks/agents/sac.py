@@ -68,7 +68,6 @@ class Hyperparameters:
         learning_rate: Learning rate of all networks and of the temperature.
         gamma: Discount.
         target_speed: 1 - polyak.
-        critic_hidden: Width of the critics; None: `hidden`.
         layer_norm: Whether the critics' hidden layers are normalised before their relu.
         feature_norm: Whether the features before the critics' last layer are normalised.
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
@@ -88,7 +87,6 @@ class Hyperparameters:
     learning_rate: float = 3e-4
     gamma: float = 0.99
     target_speed: float = 0.005
-    critic_hidden: int | None = None
     layer_norm: bool = False
     feature_norm: bool = False
     blocks: int = 0
@@ -102,7 +100,6 @@ class Hyperparameters:
         """Validate all values."""
         for name in ("critics", "target_critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        whole_number("critic_hidden", self.hidden if self.critic_hidden is None else self.critic_hidden)
         whole_number("blocks", self.blocks, least=0)
         for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
@@ -118,10 +115,9 @@ class Hyperparameters:
 
     def critic_shape(self, inputs: int) -> MlpShape:
         """Shape of a critic for this number of inputs."""
-        width = self.critic_hidden or self.hidden
         if self.blocks:
-            return ResidualShape(inputs, 1, width, blocks=self.blocks)
-        return MlpShape(inputs, 1, width, layer_norm=self.layer_norm, feature_norm=self.feature_norm)
+            return ResidualShape(inputs, 1, self.hidden, blocks=self.blocks)
+        return MlpShape(inputs, 1, self.hidden, layer_norm=self.layer_norm, feature_norm=self.feature_norm)
 
 
 class StackedSAC(CapturedLearner):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from synther_replay.benchmarks.agents.networks import mlp
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision, uses_fp16
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
@@ -40,9 +41,16 @@ def near(found, expected, share=0.01):
     return torch.linalg.norm(found - expected) < share * torch.linalg.norm(expected)
 
 
+def operands_in(dtype, parameters, shape):
+    """Operands of this type, whatever the device uses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlp, "uses_fp16", lambda device: dtype == torch.half)
+        return operands(parameters, shape)
+
+
 def both_ways(shape, parameters, act):
     """Results of `act` with fp32 and with fp16 operands."""
-    return [act(operands(parameters, shape, dtype)) for dtype in (torch.float32, torch.half)]
+    return [act(operands_in(dtype, parameters, shape)) for dtype in (torch.float32, torch.half)]
 
 
 def same_units_open(shape, parameters, x):
@@ -62,7 +70,7 @@ def test_fp32_operands_are_the_parameters_themselves():
     assert {name: part.data_ptr() for name, part in layers.items()} == {
         name: part.data_ptr() for name, part in Layers.of(parameters, shape).items()
     }
-    halves = operands(parameters, shape, torch.half)
+    halves = operands_in(torch.half, parameters, shape)
     assert {part.dtype for name, part in halves.items() if name != "b3"} == {torch.half}
     assert halves["b3"].data_ptr() == layers["b3"].data_ptr()
 
@@ -155,7 +163,7 @@ def test_layer_gradients_and_double_backward_are_nearly_the_same(layers, size, n
 def test_gradients_of_a_single_output_are_multiples_of_those_by_the_layers(dtype, layers, normal):
     shape, parameters = drawn(1, layers)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
-    w = operands(parameters, shape, dtype)
+    w = operands_in(dtype, parameters, shape)
     _, kept = forward(w, x)
     gradients = torch.zeros(2, *parameters.shape)
     d_y = normal(STACK, BATCH, 1)
@@ -167,7 +175,7 @@ def test_gradients_of_a_single_output_are_multiples_of_those_by_the_layers(dtype
 def test_values_beyond_fp16_are_clamped(normal):
     shape, parameters = drawn(1, 3)
     x = padded(normal(STACK, BATCH, 11), columns=shape.padded_inputs)
-    w = operands(parameters, shape, torch.half)
+    w = operands_in(torch.half, parameters, shape)
     _, kept = forward(w, x)
     gradient = torch.zeros_like(parameters)
     backward(w, kept, torch.full((STACK, BATCH, 1), 1e9), Layers.of(gradient, shape))

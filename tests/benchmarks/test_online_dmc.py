@@ -18,7 +18,7 @@ from synther_replay.benchmarks.online.settings import Settings
 from synther_replay.relevance import Guidance
 
 SMALL = ["--random-steps", "40", "--steps", "120", "--utd", "1", "--episodes", "1", "--device", "cpu"]
-GENERATOR = ["--refresh-every", "50", "--rows", "64"]
+GENERATOR = ["--refit-every", "50", "--rows", "64"]
 GENERATOR += [part for text in ("width=32", "depth=1", "steps=10", "sampling_steps=3") for part in ("--set", text)]
 
 
@@ -69,7 +69,7 @@ class TestRefusals:
             (["--algo", "synther", "--relevance", "reward", "--top", "2"], "top: "),
             (["--algo", "synther", "--guidance", "3"], "--relevance: required"),
             (["--algo", "synther", "--rows", "0"], "rows: "),
-            (["--algo", "synther", "--refresh-every", "0"], "every: "),
+            (["--algo", "synther", "--refit-every", "0"], "every: "),
             (["--algo", "synther", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
             (["--algo", "synther", "--real-ratio", "-0.1"], "real_ratio: expected a number from 0 to 1, got -0.1"),
             (["--algo", "synther", "--real-ratio", "nan"], "real_ratio: expected a number from 0 to 1, got nan"),
@@ -156,7 +156,7 @@ class TestSettingsOf:
     def test_all_options_are_parsed(self, monkeypatch):
         sizes = {"seeds": 3, "steps": 70, "utd": 4, "first-seed": 9, "random-steps": 11, "episodes": 2}
         arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-        arguments += ["--preset", "paper", "--real-ratio", "0", "--refresh-every", "40", "--rows", "8"]
+        arguments += ["--preset", "paper", "--real-ratio", "0", "--refit-every", "40", "--rows", "8"]
         arguments += ["--set", "solver=heun", "--set", "betas=(0.8, 0.9)", "--set", "patience=None", "--set", "eta=0.5"]
         found = self.parse(monkeypatch, "--algo", "synther", *arguments).settings
         sizes = {name.replace("-", "_"): value for name, value in sizes.items()}

@@ -276,7 +276,6 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"temperature": 0.0}, "temperature"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"learning_rate": math.nan}, "learning_rate"),
-        ({"critic_hidden": 0}, "critic_hidden"),
         ({"temperature_rate": 0.0}, "temperature_rate"),
         ({"temperature_rate": True}, "temperature_rate"),
         ({"action_entropy": math.nan}, "action_entropy"),

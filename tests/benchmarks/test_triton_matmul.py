@@ -3,7 +3,6 @@
 It runs on a GPU, or with ``TRITON_INTERPRET=1`` where Triton is installed on any machine.
 """
 
-import functools
 import importlib
 import importlib.util
 import os
@@ -14,11 +13,10 @@ import torch
 from gymnasium.spaces import Box
 
 from synther_replay import Transitions, TransitionSpec
-from synther_replay.benchmarks.agents import cql, edac
 from synther_replay.benchmarks.agents.cql import CQLSettings, StackedCQL
 from synther_replay.benchmarks.agents.edac import EDACSettings, StackedEDAC
 from synther_replay.benchmarks.agents.iql import IQLSettings, StackedIQL
-from synther_replay.benchmarks.agents.networks import critics, matmul, torch_networks
+from synther_replay.benchmarks.agents.networks import matmul, mlp
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
     MlpShape,
@@ -124,10 +122,11 @@ def test_networks_compute_the_same_with_and_without_it(outputs, layers, normal, 
     rows = 80 if outputs == 1 else 48  # that it learns from may be fewer than it was asked about
     d_y, d_input_gradient = normal(STACK, rows, outputs) / rows, normal(STACK, 80, shape.padded_inputs) / 80
     uses = []
+    monkeypatch.setattr(mlp, "uses_fp16", lambda device: True)
 
     def act(kernel):
         monkeypatch.setattr(matmul, "_has_kernel", lambda a: (uses.append(kernel), kernel)[1])
-        w = operands(parameters, shape, torch.half)
+        w = operands(parameters, shape)
         y, kept = forward(w, x)
         kept = kept.cut((slice(None), slice(rows)))
         gradient = torch.zeros_like(parameters)
@@ -159,8 +158,7 @@ def test_learners_learn_the_same_with_and_without_it(algo, normal, monkeypatch):
     spec = TransitionSpec.from_spaces(Box(-np.inf, np.inf, (3,)), Box(-1, 1, (2,)))
     made = normal(300, spec.dim)
     made[:, spec.actions], made[:, spec.terminated] = made[:, spec.actions].tanh(), 0.0
-    for module in (critics, torch_networks, cql, edac):
-        monkeypatch.setattr(module, "operands", functools.partial(operands, dtype=torch.half))
+    monkeypatch.setattr(mlp, "uses_fp16", lambda device: True)
 
     def learned(kernel):
         monkeypatch.setattr(matmul, "_has_kernel", lambda a: kernel and a.dtype == torch.half)

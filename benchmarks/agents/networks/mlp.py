@@ -128,21 +128,17 @@ class Layers(dict[str, Tensor]):
         return (len(self) + 1) // 2
 
 
-def operands(parameters: Tensor, shape: MlpShape, dtype: torch.dtype | None = None) -> Layers:
-    """Layers of parameters ``(S, P)`` in the type of the matrix products; a copy if that type is fp16.
+def operands(parameters: Tensor, shape: MlpShape) -> Layers:
+    """Layers of parameters ``(S, P)`` in the type of the matrix products: a copy in fp16 if `uses_fp16`.
 
-    Args:
-        parameters: Parameters of the networks.
-        shape: Shape of one network.
-        dtype: Type of all but the last bias, which is added to fp32 outputs. None: fp16 if `uses_fp16`, else the type
-            of the parameters. Tensor cores multiply fp16 twice as fast as TF32, with the same mantissa.
+    Tensor cores multiply fp16 twice as fast as TF32, with the same mantissa. The last bias stays as it is: it is added
+    to fp32 outputs.
     """
     layers = Layers.of(parameters, shape)
-    dtype = dtype or (torch.half if uses_fp16(parameters.device) else parameters.dtype)
-    if dtype == parameters.dtype:
+    if not uses_fp16(parameters.device):
         return layers
     name = f"b{layers.last}"
-    return layers.replaced({**Layers.of(parameters.to(dtype), shape), name: layers[name]})
+    return layers.replaced({**Layers.of(parameters.half(), shape), name: layers[name]})
 
 
 class Activations(NamedTuple):
