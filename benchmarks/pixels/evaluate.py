@@ -95,7 +95,7 @@ def run_episode(
 @cache
 def _agent(action_dim: int, hidden: int, encoder: Path, head: Path) -> Agent:
     """The policy, without its critic."""
-    agent = Agent(action_dim, hidden, has_critic=False, sees="images")
+    agent = Agent(action_dim, hidden, has_critic=False, of_images=True)
     load_weights(encoder, agent.encoder, agent.trunk)
     load_weights(head, agent.head)
     return agent

@@ -42,7 +42,7 @@ class Learner(CapturedLearner):
         spec: Layout of the rows; rewards are sums over `n_step` steps, and next observations as many steps later.
         view: What the agent sees of their observations.
         settings: Hyper-parameters.
-        sees: "images" or "latents".
+        of_images: Whether the agent sees images; else latents.
 
     Attributes:
         agent: The networks.
@@ -50,11 +50,13 @@ class Learner(CapturedLearner):
         losses: Last losses, "critic" and "policy", tensors on the device.
     """
 
-    def __init__(self, rows: Tensor, spec: TransitionSpec, view: View, settings: LearnerSettings, *, sees: str) -> None:
+    def __init__(
+        self, rows: Tensor, spec: TransitionSpec, view: View, settings: LearnerSettings, *, of_images: bool
+    ) -> None:
         """Draw the initial networks."""
         super().__init__(rows.device, settings.seed)
         self.rows, self.spec, self.view, self.settings = rows, spec, view, settings
-        kind = {"has_critic": settings.algo == "drqbc", "sees": sees, "seed": derive_seed(settings.seed, 0)}
+        kind = {"has_critic": settings.algo == "drqbc", "of_images": of_images, "seed": derive_seed(settings.seed, 0)}
         self.agent = Agent(spec.action_dim, settings.hidden, **kind).to(rows.device)
         self.updates = torch.zeros((), device=rows.device)
         self.losses = {name: torch.zeros((), device=rows.device) for name in ("critic", "policy")}

@@ -48,7 +48,7 @@ class Trunk(nn.Sequential):
         return features.float()
 
 
-class Part(nn.Module):
+class LatentColumns(nn.Module):
     """The trunk of an agent of latents: `FEATURES` columns of them.
 
     Args:
@@ -99,18 +99,18 @@ class Agent(nn.Module):
         action_dim: Length of an action.
         hidden: Units per layer of the heads.
         has_critic: Whether there is a critic.
-        sees: "images" or "latents".
+        of_images: Whether it sees images; else latents.
         seed: Seed of the initial weights.
     """
 
-    def __init__(self, action_dim: int, hidden: int, *, has_critic: bool, sees: str, seed: int = 0) -> None:
+    def __init__(self, action_dim: int, hidden: int, *, has_critic: bool, of_images: bool, seed: int = 0) -> None:
         """Draw the initial weights as DrQ-v2 does."""
         super().__init__()
-        images = sees == "images"
-        self.encoder: nn.Module = Encoder() if images else nn.Identity()
-        self.trunk: nn.Module = Trunk(Encoder.outputs) if images else Part(0)
+        trunks = [Trunk(Encoder.outputs) if of_images else LatentColumns(k) for k in range(1 + has_critic)]
+        self.encoder: nn.Module = Encoder() if of_images else nn.Identity()
+        self.trunk: nn.Module = trunks[0]
         self.head = head(FEATURES, action_dim, hidden)
-        self.critic = Critic(Trunk(Encoder.outputs) if images else Part(1), action_dim, hidden) if has_critic else None
+        self.critic = Critic(trunks[1], action_dim, hidden) if has_critic else None
         rng = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):

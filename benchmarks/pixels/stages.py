@@ -52,7 +52,7 @@ class Run:
         if is_done(path, self.learner):
             return True
         rows = self.data.rows
-        learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, self.learner, sees="images")
+        learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, self.learner, of_images=True)
         training, agent = Training(path, self.learner, learner), learner.agent
         if not training.run(limits):
             return False
@@ -84,7 +84,7 @@ class Run:
         if is_done(path, settings):
             return True
         rows = self.real_latents if settings.data == "real" else self._synthetic_latents(settings)
-        learner = Learner(rows.rows, rows.spec, latents_as_they_are, settings.learner, sees="latents")
+        learner = Learner(rows.rows, rows.spec, latents_as_they_are, settings.learner, of_images=False)
         training = Training(path, settings, learner)
         if not training.run(limits):
             return False
@@ -96,7 +96,7 @@ class Run:
     def real_latents(self) -> Transitions:
         """Latents of all real transitions."""
         self._need(self.places.trained, "train")
-        agent = Agent(self.data.rows.spec.action_dim, self.learner.hidden, has_critic=self._has_critic, sees="images")
+        agent = Agent(self.data.rows.spec.action_dim, self.learner.hidden, has_critic=self._has_critic, of_images=True)
         load_weights(self.places.agent, agent)
         return self.data.rows.latents(agent.to(self.device), self.learner.seed)
 

@@ -54,7 +54,7 @@ def latent_rows(count=2_000, critic=True, **columns):
 
 
 def heads(spec, rows, chosen):
-    return Learner(rows, spec, latents_as_they_are, chosen, sees="latents")
+    return Learner(rows, spec, latents_as_they_are, chosen, of_images=False)
 
 
 def acts(learner, rows):
@@ -87,7 +87,7 @@ class TestLatents:
     @pytest.mark.parametrize(("algo", "trunks"), [("bc", 1), ("drqbc", 2)])
     def test_are_the_outputs_of_the_trunks_for_shifted_images(self, algo, trunks):
         rows = pixel_rows(archive(5))
-        agent = Agent(2, 16, has_critic=algo == "drqbc", sees="images")
+        agent = Agent(2, 16, has_critic=algo == "drqbc", of_images=True)
         found, real = rows.latents(agent, seed=4), rows.buffer.transitions()
         assert found.spec.observation_dim == trunks * FEATURES and len(found) == len(real) == 3
         assert found.observations.abs().max() <= 1
@@ -103,8 +103,8 @@ class TestLatents:
 
     def test_heads_on_latents_act_as_the_agent_of_images(self):
         rows = pixel_rows(archive(5))
-        whole = Agent(2, 16, has_critic=True, sees="images", seed=1)
-        of_latents = Agent(2, 16, has_critic=True, sees="latents", seed=2)
+        whole = Agent(2, 16, has_critic=True, of_images=True, seed=1)
+        of_latents = Agent(2, 16, has_critic=True, of_images=False, seed=2)
         of_latents.head.load_state_dict(whole.head.state_dict())
         of_latents.critic.heads.load_state_dict(whole.critic.heads.state_dict())
         seen, actions = rows.view(torch.arange(4)[:, None], torch.Generator().manual_seed(0)), torch.zeros(4, 2)
@@ -150,7 +150,7 @@ class TestLearners:
     def test_the_policy_loss_leaves_encoder_and_critic_alone(self):
         rows = pixel_rows(archive(5))
         learner = Learner(
-            rows.buffer.transitions().rows, rows.spec, rows.view, settings("drqbc", batch_size=2), sees="images"
+            rows.buffer.transitions().rows, rows.spec, rows.view, settings("drqbc", batch_size=2), of_images=True
         )
         before = learner.state_dict()
         encoded = learner.agent.encode(rows.view(torch.tensor([[1], [2]]), learner.rng)).detach()
@@ -163,7 +163,7 @@ class TestLearners:
     def test_an_update_on_images_changes_all_networks(self, algo):
         rows = pixel_rows(archive(5))
         learner = Learner(
-            rows.buffer.transitions().rows, rows.spec, rows.view, settings(algo, batch_size=2), sees="images"
+            rows.buffer.transitions().rows, rows.spec, rows.view, settings(algo, batch_size=2), of_images=True
         )
         before = learner.state_dict()
         learner.learn()
@@ -201,7 +201,7 @@ class TestLearners:
         trained = []
         for _ in range(2):
             chosen = settings(algo, batch_size=16, learning_rate=3e-4, noise=(0.0, 0.0), alpha=0.0)
-            learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, chosen, sees="images")
+            learner = Learner(rows.buffer.transitions().rows, rows.spec, rows.view, chosen, of_images=True)
             losses = []
             for _ in range(200):
                 learner.learn()
@@ -246,7 +246,7 @@ class TestTraining:
             self.begun(path, settings("drqbc", updates=4 * CHUNK["cpu"], batch_size=32))
 
     def test_weights_travel_in_fp16(self, tmp_path):
-        sent, received = (Agent(2, 16, has_critic=False, sees="latents", seed=seed) for seed in (1, 2))
+        sent, received = (Agent(2, 16, has_critic=False, of_images=False, seed=seed) for seed in (1, 2))
         save_weights(tmp_path / "new" / "head.safetensors", sent.head, half=True)
         load_weights(tmp_path / "new" / "head.safetensors", received.head)
         for name, weights in sent.head.state_dict().items():
