@@ -1,6 +1,8 @@
-"""Rows of tensors taken and added by number."""
+"""Rows of tensors taken and added by number, and sums that repeat."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -12,6 +14,15 @@ def take_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     One `index_select` per model: faster than `gather`, whose index would need the columns, too.
     """
     return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])
+
+
+def running_sum(x: Tensor, dim: int) -> Tensor:
+    """As `cumsum`, for few entries; on a GPU PyTorch refuses that for floats where only repeatable results are allowed.
+
+    >>> running_sum(torch.tensor([[1.0, 2.0, 4.0]]), 1).tolist()
+    [[1.0, 3.0, 7.0]]
+    """
+    return torch.stack(list(itertools.accumulate(x.unbind(dim))), dim)
 
 
 def add_rows(out: Tensor, number: Tensor, rows: Tensor) -> None:

@@ -107,7 +107,7 @@ def drawn_by_weight(weights: Tensor, rng: torch.Generator) -> Tensor:
     Stratified resampling: one draw from each n-th part of the total weight. It varies less than independent draws, and
     unlike systematic resampling it has no period that rows of parallel environments could share.
     """
-    ends = weights.cumsum(1)
+    ends = weights.cpu().cumsum(1).to(weights.device)  # on a GPU, sums of floats do not repeat
     n = weights.shape[1]
     offset = torch.rand(weights.shape, device=weights.device, generator=rng, dtype=torch.float64)
     places = (torch.arange(n, device=weights.device) + offset) * (ends[:, -1:] / n)

@@ -43,7 +43,7 @@ class RowTable(NamedTuple):
         With encoded conditions ``(M, n, C)``, each row is the one of several candidates whose condition is nearest.
         """
         candidates = 1 if condition is None else _CANDIDATES
-        ends = self.counts.double().cumsum(1)
+        ends = self.counts.cumsum(1).double()
         size = len(ends), n * candidates
         chance = torch.rand(size, device=ends.device, generator=rng, dtype=torch.float64) * ends[:, -1:]
         place = torch.searchsorted(ends, chance, right=True).clamp(max=ends.shape[1] - 1)

@@ -21,7 +21,8 @@ def copies_to_match(number: Tensor, shares: Tensor, rng: torch.Generator) -> tup
     """
     n, have = len(number), torch.bincount(number, minlength=len(shares))
     offset = torch.rand(1, device=rng.device, generator=rng, dtype=torch.float64)
-    ends = shares.double().cumsum(0) / shares.double().sum() * n + offset
+    share = shares.cpu().double()  # on a GPU, sums of floats do not repeat
+    ends = (share.cumsum(0) / share.sum() * n).to(offset.device) + offset
     ends = ends.floor().clamp(max=n)  # rounds without bias to a sum of n
     wanted = torch.diff(ends, prepend=offset.floor()).long()
     missing = (wanted.minimum(have * MOST_COPIES) - have).clamp(min=0)

@@ -1,5 +1,6 @@
 """Tests that need a GPU; skipped without one."""
 
+import warnings
 from dataclasses import replace
 
 import gymnasium as gym
@@ -47,6 +48,25 @@ def test_same_seed_same_rows_and_other_seed_other_rows(exact):
     assert torch.equal(rows[0], rows[1])
     assert not torch.equal(rows[0], rows[2])
     assert not torch.equal(first.sample(6_000).rows, rows[0]), "a second call draws new rows"
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_nothing_is_used_that_pytorch_cannot_repeat(discrete):
+    rows = transitions()
+    if discrete:
+        rows.rows.round_()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            generator = DiffusionGenerator(SPEC, replace(SMALL, exact=True), device="cuda")
+            generator.fit(rows, steps=50, condition=rows.rewards)
+            generator.sample(2_000, condition=rows.rewards[:2_000])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    texts = [str(warning.message) for warning in caught]
+    # Matrix products repeat if CUBLAS_WORKSPACE_CONFIG is set, which must be done before the first of them.
+    assert not [text for text in texts if "deterministic" in text and "CUBLAS" not in text]
 
 
 @pytest.mark.parametrize("stack", [1, 3])
