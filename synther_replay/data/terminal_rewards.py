@@ -12,6 +12,7 @@ from torch import Tensor
 from synther_replay.data.standardisation import plausible_range
 
 _LEAST_ROWS = 10  # with fewer terminated rows the mean of their rewards is mostly noise
+_LARGEST = 1e37  # gain and offset, and the inverse of the smallest gain: beyond, float32 cannot hold them
 
 
 def no_shift(stack: int, device: torch.device) -> Tensor:
@@ -33,7 +34,9 @@ def find_shift(rewards: Tensor, terminated: Tensor) -> Tensor:
         if min(len(ended), len(others)) >= _LEAST_ROWS:
             (centre, spread), (other_centre, other_spread) = map(_centre_and_spread, (ended, others))
             gain = other_spread / spread if min(spread, other_spread) > 0 else torch.ones_like(spread)
-            found[model, 0] = torch.stack((gain, other_centre - centre * gain, ended.min(), ended.max()))
+            offset = other_centre - centre * gain
+            if 1 / _LARGEST < gain < _LARGEST and abs(offset) < _LARGEST:
+                found[model, 0] = torch.stack((gain, offset, ended.min(), ended.max()))
     return found
 
 

@@ -186,13 +186,14 @@ class SyntheticRows:
 
     def _new_job(self, rows: int | None, *, in_background: bool = False) -> RefitJob:
         """A job for the real rows of now."""
+        rows = self.schedule.rows if rows is None else whole_number("rows", rows)
         paused_at = time.monotonic()
         self._let_job_end()
         is_stale = self._forget_other_version()
         self._last_attempt = self.steps
         real = self._examination.usable(self.real, least=self._least_rows())
         begun, guide = time.monotonic(), self._guide
-        count = min(rows or self.schedule.rows, self.store.capacity)
+        count = min(rows, self.store.capacity)
         options: dict[str, Any] = {"from_scratch": True} if is_stale else {}
         is_later = guide is not None and guide.is_planned_later
         if (in_background or is_later) and not getattr(self.real, "gives_copies", False):

@@ -911,6 +911,18 @@ def test_a_bonus_at_the_end_goes_with_the_end(bonus):
     assert wildly.max() == rows[ended][:, spec.rewards].max()
 
 
+@pytest.mark.parametrize(("scale", "others"), [(1e-32, 1.0), (1e-25, 1e25), (1e32, 1.0)])
+def test_rewards_of_terminated_rows_may_have_any_scale(scale, others):
+    spec = spec_of(UNBOUNDED)
+    rows, ended = with_bonus(spec)
+    rows[..., spec.rewards] *= torch.where(ended, scale, others)[..., None]
+    codec = fitted(spec, rows)
+    codes = codec.encode(rows)
+    assert codes.isfinite().all()
+    found = restored(codec, codes)[0]
+    torch.testing.assert_close(found[..., spec.rewards], rows[..., spec.rewards], rtol=1e-5, atol=1e-5 * others)
+
+
 def test_restoring_the_rewards_of_terminated_rows_leaves_everything_else():
     spec = spec_of(UNBOUNDED)
     rows, ended = with_bonus(spec)

@@ -194,6 +194,14 @@ def test_a_refit_is_begun_and_committed():
     assert torch.equal(one.store.rows, two.store.rows)
 
 
+@pytest.mark.parametrize("wrong", [0, -5, 2.5, True])
+def test_a_wrong_number_of_rows_is_refused_before_the_fit(wrong: Any):
+    one = buffer()
+    with pytest.raises((ValueError, TypeError), match="rows"):
+        one.begin(wrong)
+    assert one.refit(30).rows == len(one.store) == 30
+
+
 def test_jobs_of_refits_that_do_not_belong_are_refused():
     one, two = buffer(), buffer()
     job = one.begin()
