@@ -165,7 +165,7 @@ def make(tmp_path, root, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "episode"), [("antmaze-umaze", 61), ("antmaze-large-play", 81)])
-def test_a_file_has_the_layout_of_d4rl(tmp_path, make, name, episode):
+def test_a_file_has_the_layout_of_d4rl(tmp_path, root, make, name, episode):
     assert make(name, "--rows", "150") == 0
     path = tmp_path / f"{name}-regen.hdf5"
     with h5py.File(path) as file:
@@ -173,7 +173,7 @@ def test_a_file_has_the_layout_of_d4rl(tmp_path, make, name, episode):
         assert file["observations"].shape == (150, 29)
         about = {key: json.loads(value) for key, value in file.attrs.items()}
     assert about["name"] == f"{name}-regen"
-    assert "waypoints along shortest paths" in about["recipe"]
+    assert about["recipe"] == recipe(name, 150, root).description
     assert about["returns"]["episodes"] == 150 // episode
     assert about["returns"]["score"] == pytest.approx(100 * about["returns"]["mean"])
     assert list(about["policies"]) == ["sac-0-10.safetensors"]

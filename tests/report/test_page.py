@@ -131,8 +131,19 @@ def test_real_rows_of_another_task_are_pointed_out() -> None:
     spec = TransitionSpec.from_spaces(env.observation_space, env.action_space)
     matrix = np.random.default_rng(0).normal(size=(50, spec.dim)).astype(np.float32)
     matrix[:, spec.actions], matrix[:, spec.terminated] = matrix[:, spec.actions] > 0, 0
-    some = Transitions(spec, torch.from_numpy(matrix))
-    assert "do not agree with this simulator" in report(some, some, env="CartPole-v1").html
+    matrix[0, spec.observations] = env.reset(seed=0)[0]
+    others, own = matrix, matrix[:10].copy()
+    for k in range(len(own)):
+        after, own[k, spec.rewards], own[k, spec.terminated], *_ = env.step(k % 2)
+        own[k, spec.actions], own[k, spec.next_observations] = k % 2, after
+        own[k + 1 : k + 2, spec.observations] = after
+
+    def is_warned_of(rows) -> bool:
+        some = Transitions(spec, torch.from_numpy(rows))
+        page = report(some, some, env="CartPole-v1").html
+        return "class='bad'" in page[page.index('id="dynamics"') :].partition("</section>")[0]
+
+    assert is_warned_of(others) and not is_warned_of(own)
 
 
 def test_settings_may_be_values_mappings_and_dataclasses(rows) -> None:
