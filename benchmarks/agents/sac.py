@@ -110,6 +110,12 @@ class Hyperparameters:
         for name in ("layer_norm", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        if self.gamma >= 1:
+            raise ValueError(f"gamma: expected a number below 1, got {self.gamma!r}")
+        if self.target_critics > max(self.critics, 2):
+            raise ValueError(f"target_critics: expected at most {self.critics}, the critics; got {self.target_critics}")
+        if self.max_caution and min(self.critics, self.target_critics) < 2:
+            raise ValueError("max_caution: one critic cannot disagree; expected at least two in the minimum")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
 

@@ -279,6 +279,9 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"temperature_rate": 0.0}, "temperature_rate"),
         ({"temperature_rate": True}, "temperature_rate"),
         ({"action_entropy": math.nan}, "action_entropy"),
+        ({"gamma": 1.0}, "gamma"),
+        ({"target_critics": 3}, "target_critics"),
+        ({"max_caution": 1.0, "target_critics": 1}, "max_caution"),
         ({"action_entropy": "-1"}, "action_entropy"),
     ],
 )
