@@ -63,8 +63,9 @@ class Goals:
         return goals.clamp_(*self._bounds)
 
 
-def _joint_bounds(*goals: spaces.Box) -> list[Tensor]:
+def _joint_bounds(*goals: spaces.Space[Any]) -> list[Tensor]:
     """Least and largest value of any of the spaces; virtual goals are achieved ones, which can lie further out."""
-    low = np.minimum.reduce([space.low.reshape(-1) for space in goals])
-    high = np.maximum.reduce([space.high.reshape(-1) for space in goals])
+    boxes = [space for space in goals if isinstance(space, spaces.Box)]
+    low = np.minimum.reduce([box.low.reshape(-1) for box in boxes])
+    high = np.maximum.reduce([box.high.reshape(-1) for box in boxes])
     return [torch.from_numpy(bound.astype(np.float32)) for bound in (low, high)]

@@ -63,14 +63,16 @@ def member(state: State, number: int) -> State:
 
 def as_arrays(state: State) -> State:
     """Return a state with arrays instead of tensors: the object store holds them without a copy."""
-    return _mapped(lambda _, value: value.cpu().numpy() if isinstance(value, Tensor) else value, state)  # type: ignore[no-any-return]
+    state = _mapped(lambda _, value: value.cpu().numpy() if isinstance(value, Tensor) else value, state)
+    return state
 
 
 def as_tensors(state: State) -> State:
     """Return a state with tensors instead of arrays; they are copies, because the object store is read-only."""
-    return _mapped(
+    state = _mapped(
         lambda _, value: torch.tensor(value, device="cpu") if isinstance(value, np.ndarray) else value, state
-    )  # type: ignore[no-any-return]
+    )
+    return state
 
 
 def _mapped(function: Callable[..., Any], *trees: Any, path: tuple[str, ...] = ()) -> Any:
