@@ -20,8 +20,8 @@ def table(folder: Path) -> str:
         folder: Folder with a folder of result files of `online_dmc.py` per task.
     """
     rows = []
-    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, len(path.stem), path.stem)):
-        run = read_run(path)
+    runs = (read_run(path) for path in sorted(folder.glob("*/*.json")))
+    for run in sorted(runs, key=lambda run: (run.task, run.agent, run.synthetic_share)):
         returns = [returns_cell(run.at(step)) if step in run.steps else None for step in _STEPS]
         rows.append([run.task, _agent(run), _rows(run), len(run.returns), *returns])
     return markdown_table(_HEADER, rows)

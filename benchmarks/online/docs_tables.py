@@ -70,7 +70,6 @@ def tables(results: Path) -> dict[str, str]:
         "online-versions": _versions(main),
         "online-ablation": _ablation(online / "ablation"),
         "online-agents": agents_table.table(online / "agents"),
-        "online-agents-bounds": agents_table.table(online / "agents-bounds"),
         "online-guided": _guided(online / "guided"),
         "online-sb3": _stable_baselines(main),
         "online-tiny": _lengths_of_fits(online / "tiny"),

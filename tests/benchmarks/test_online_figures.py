@@ -451,6 +451,6 @@ def test_an_agent_is_named_by_the_critic_whose_options_it_has(tmp_path):
     cautious = {"critics": 4, "target_critics": 4, "temperature": 0.01}
     same = [{"agent": cautious}, {"critic": "cautious", "agent": {"temperature": 0.01}}]
     same += [{"critic": "plain", "agent": {"layer_norm": True, **dict(reversed(cautious.items()))}}]
-    (name,) = set(agents_of(tmp_path, same))
+    (name,) = set(agents_of(tmp_path / "same", same))
     assert name.startswith("cautious, ") and "0.01" in name and "4" not in name
-    assert agents_of(tmp_path, [{"critic": "plain", "agent": {"gamma": 0.99}}])[0] == "plain"
+    assert agents_of(tmp_path / "default", [{"critic": "plain", "agent": {"gamma": 0.99}}]) == ["plain"]
