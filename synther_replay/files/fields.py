@@ -5,6 +5,7 @@ A Dict or Tuple observation takes one array per entry: ``observations/position``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ TERMINALS, TIMEOUTS = "terminals", "timeouts"
 OBSERVATIONS, NEXT_OBSERVATIONS = "observations", "next_observations"
 REQUIRED = (OBSERVATIONS, "actions", "rewards", TERMINALS)
 KNOWN = (*REQUIRED, NEXT_OBSERVATIONS, TIMEOUTS)
+# Left out, rows would be paired by their order in the file.
+_LOOKS_LIKE_NEXT = re.compile(r"(next_?|new_)(obs|state|s\b)|(obs|observations?|states?|s)_?(next|prime|tp1|2)\b", re.I)
 _UNCLEAR = ("dones", "done")  # no spelling of terminals: time limits may be among them
 # Other spellings, as Gymnasium, Minari and course data sets have them.
 _OTHER_NAMES = {
@@ -53,7 +56,8 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
         extra: Extra fields, which the file's own spec names.
 
     Raises:
-        ValueError: A field is there in two spellings, which may hold different values; or ``dones`` without terminals.
+        ValueError: A field is there in two spellings, which may hold different values; or ``dones`` without terminals,
+            or next observations under another name.
     """
     found: dict[str, str] = {}
     spellings: dict[str, str] = {}
@@ -66,6 +70,12 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
             if other != root_of(name):
                 raise ValueError(f"{other}, {root_of(name)}: two spellings of one field; keep one of them")
             found[key] = name
+    following = next((name for name in names if _LOOKS_LIKE_NEXT.match(name)), None)
+    if following and NEXT_OBSERVATIONS not in spellings:
+        raise ValueError(
+            f"{NEXT_OBSERVATIONS}: missing; {following} looks like them: rename it, or remove it if the next "
+            "observation of a row is that of the next row"
+        )
     unclear = next((name for name in names if name in _UNCLEAR), None)
     if unclear and TERMINALS not in spellings:
         raise ValueError(

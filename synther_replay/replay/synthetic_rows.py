@@ -161,13 +161,16 @@ class SyntheticRows:
         Args:
             rows: Number of rows to generate, at most the capacity. None: the schedule's number.
         """
-        self._last_attempt = self.steps
+        before, self._last_attempt = self._last_attempt, self.steps
         try:
             return self.commit(self._new_job(rows))
-        except BaseException as error:
-            # An exception reaches the user anyway, as itself or as a warning; the log has its traceback.
-            level = logging.INFO if isinstance(error, Exception) else logging.WARNING
-            logger.log(level, "refit at step %d failed; %s", self.steps, self._kept(), exc_info=level == logging.INFO)
+        except Exception:
+            # It reaches the user anyway, as itself or as a warning; the log has its traceback.
+            logger.info("refit at step %d failed; %s", self.steps, self._kept(), exc_info=True)
+            raise
+        except BaseException:
+            self._last_attempt = before  # an interrupted refit stays due
+            logger.warning("refit at step %d was interrupted; %s", self.steps, self._kept())
             raise
 
     def begin(self, rows: int | None = None) -> RefitJob:

@@ -300,6 +300,18 @@ def test_two_spellings_of_one_field_are_refused(tmp_path, suffix):
         assert {key, other} <= set(re.findall(r"\w+", str(caught.value))), caught.value
 
 
+@pytest.mark.parametrize("name", ["next_obs", "nextState", "obs_next", "s2", "new_observation"])
+def test_next_observations_under_another_name_are_refused(tmp_path, name):
+    path, data = tmp_path / "renamed.npz", raw(20)
+    save(path, data | {"news": data["rewards"]})
+    assert open_file(path).rows == 20
+    save(path, data | {name: data["observations"]})  # left out, the next row would be taken for them
+    with pytest.raises(FileError, match=f"next_observations: missing.*{name}"):
+        open_file(path)
+    save(path, data | {name: data["observations"], "next_observations": data["observations"]})
+    assert open_file(path).rows == 20
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_dones_are_no_terminals_and_the_error_says_so(tmp_path, suffix):
     path, data = tmp_path / f"dones{suffix}", raw(20)
