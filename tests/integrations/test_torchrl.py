@@ -1861,7 +1861,9 @@ def test_interrupt_comes_through_and_sampling_goes_on(wrap):
     fill(buffer, 10, first=20)
     with pytest.raises(KeyboardInterrupt):
         buffer.sample()
+    buffer.source.generator.during_fit = lambda: None
     batch, info = buffer.sample(return_info=True)
+    assert buffer.source.refits == 2
     assert batch["is_synthetic"].sum() == 8
     assert_whole_rows(buffer, batch, info)
 
