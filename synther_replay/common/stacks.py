@@ -16,10 +16,10 @@ def take_rows(rows: Tensor, chosen: Tensor) -> Tensor:
     return torch.stack([own.index_select(0, place) for own, place in zip(rows, chosen, strict=True)])
 
 
-def running_sum(x: Tensor, dim: int) -> Tensor:
+def prefix_sums(x: Tensor, dim: int) -> Tensor:
     """As `cumsum`, for few entries; on a GPU PyTorch refuses that for floats where only repeatable results are allowed.
 
-    >>> running_sum(torch.tensor([[1.0, 2.0, 4.0]]), 1).tolist()
+    >>> prefix_sums(torch.tensor([[1.0, 2.0, 4.0]]), 1).tolist()
     [[1.0, 3.0, 7.0]]
     """
     return torch.stack(list(itertools.accumulate(x.unbind(dim))), dim)

@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from synther_replay.common.acceleration import by_kernel
-from synther_replay.common.stacks import running_sum
+from synther_replay.common.stacks import prefix_sums
 
 # Tensor cores need bf16 rows aligned to 16 bytes.
 _ALIGN = 8
@@ -191,7 +191,7 @@ def _biased_silu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 @by_kernel
 def _running_sum(biases: Tensor) -> Tensor:
-    return running_sum(biases.float(), 1).to(biases.dtype)
+    return prefix_sums(biases.float(), 1).to(biases.dtype)
 
 
 @by_kernel

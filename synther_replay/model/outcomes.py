@@ -28,7 +28,7 @@ from torch import Tensor
 
 from synther_replay.common.mlp import Layers, Shape
 from synther_replay.common.seeding import generator_for
-from synther_replay.common.stacks import running_sum
+from synther_replay.common.stacks import prefix_sums
 from synther_replay.data.levels import MAX_LEVELS, nearest_level
 from synther_replay.diffusion.optimiser import StackAdam
 from synther_replay.diffusion.stopping import BestModels
@@ -261,7 +261,7 @@ class OutcomeModel(NamedTuple):
         ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None] > 0
         classified = logits.masked_fill(beyond & ~ends, -math.inf)
         by_bounds = classified.masked_fill(~beyond & complete & ends, -math.inf)
-        cumulative = running_sum(torch.stack((by_bounds, classified)).softmax(-1), -1)
+        cumulative = prefix_sums(torch.stack((by_bounds, classified)).softmax(-1), -1)
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
