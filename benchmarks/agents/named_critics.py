@@ -26,7 +26,6 @@ _WORDS = {
     "target_critics": "minimum of {}",
     "temperature": "temperature from {}",
     "temperature_rate": "temperature's rate {}",
-    "action_entropy": "entropy {} per action",
     "weight_decay": "weight decay {}",
     "learning_rate": "learning rate {}",
     "gamma": "discount {}",

@@ -17,7 +17,6 @@ Differences from the REDQ code base (https://github.com/watchernyu/REDQ):
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +46,7 @@ _POSITIVE = (math.ulp(0.0), "a positive number")
 _NUMBERS = {
     **dict.fromkeys(("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate"), _POSITIVE),
     **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
-    "action_entropy": (-sys.float_info.max, "a number"),
 }  # least value, and words for a message
-_OPTIONAL = ("temperature_rate", "action_entropy")  # numbers that may be None
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
-        action_entropy: Target entropy of the policy, per dimension of the actions; None: that of the task.
     """
 
     critics: int = 2
@@ -94,7 +90,6 @@ class Hyperparameters:
     normalise_observations: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
-    action_entropy: float | None = None
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -103,7 +98,7 @@ class Hyperparameters:
         whole_number("blocks", self.blocks, least=0)
         for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+            if value is None and name == "temperature_rate":
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
                 raise ValueError(f"{name}: expected {words}, got {value!r}")
@@ -131,7 +126,7 @@ class StackedSAC(CapturedLearner):
 
     Args:
         replay: Transitions of the agents.
-        target_entropy: Target entropy of the policies, unless the settings have one.
+        target_entropy: Target entropy of the policies.
         settings: Hyper-parameters.
         seed: Random seed; equal seeds and calls give equal agents on the same device.
     """
@@ -144,8 +139,6 @@ class StackedSAC(CapturedLearner):
         self.replay, self.agents, spec = replay, replay.agents, replay.spec
         self.settings = settings = settings or Hyperparameters()
         self.target_entropy = target_entropy
-        if settings.action_entropy is not None:
-            self.target_entropy = settings.action_entropy * spec.action_dim
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = settings.critic_shape(spec.observation_dim + spec.action_dim)
         self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent

@@ -63,16 +63,16 @@ def member(state: State, number: int) -> State:
 
 def as_arrays(state: State) -> State:
     """Return a state with arrays instead of tensors: the object store holds them without a copy."""
-    state = _mapped(lambda _, value: value.cpu().numpy() if isinstance(value, Tensor) else value, state)
-    return state
+    arrays: State = _mapped(lambda _, value: value.cpu().numpy() if isinstance(value, Tensor) else value, state)
+    return arrays
 
 
 def as_tensors(state: State) -> State:
     """Return a state with tensors instead of arrays; they are copies, because the object store is read-only."""
-    state = _mapped(
+    tensors: State = _mapped(
         lambda _, value: torch.tensor(value, device="cpu") if isinstance(value, np.ndarray) else value, state
     )
-    return state
+    return tensors
 
 
 def _mapped(function: Callable[..., Any], *trees: Any, path: tuple[str, ...] = ()) -> Any:

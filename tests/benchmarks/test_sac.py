@@ -217,11 +217,6 @@ def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
         reference.same_as(learner, agent, atol=1e-7)  # layer norm leaves gradients that are zero but for rounding
 
 
-def test_the_target_entropy_is_the_given_one_or_so_much_per_action():
-    assert stacked(1).target_entropy == TARGET_ENTROPY
-    assert stacked(1, action_entropy=-0.25).target_entropy == -0.25 * ACTIONS
-
-
 @pytest.mark.usefixtures("double_precision")
 def test_the_plain_critic_computes_what_it_always_did():
     learner = stacked(2, 3)
@@ -278,11 +273,10 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"learning_rate": math.nan}, "learning_rate"),
         ({"temperature_rate": 0.0}, "temperature_rate"),
         ({"temperature_rate": True}, "temperature_rate"),
-        ({"action_entropy": math.nan}, "action_entropy"),
         ({"gamma": 1.0}, "gamma"),
         ({"target_critics": 3}, "target_critics"),
         ({"max_caution": 1.0, "target_critics": 1}, "max_caution"),
-        ({"action_entropy": "-1"}, "action_entropy"),
+        ({"learning_rate": "1"}, "learning_rate"),
     ],
 )
 def test_invalid_hyperparameters_are_refused_with_their_name(options, message):
