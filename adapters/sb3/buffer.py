@@ -230,6 +230,11 @@ class SynthERBuffer(NStepReplayBuffer):
         buffer: SynthERBuffer = adopted(cls, plain, device, options)
         return buffer
 
+    @property
+    def real_ratio(self) -> float:
+        """Share of each batch that is real."""
+        return self.source.real_ratio
+
     def __repr__(self) -> str:
         """Sizes and ratio."""
         return repr(self.source).replace("SyntheticSource", type(self).__name__)

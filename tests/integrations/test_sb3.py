@@ -1223,6 +1223,13 @@ def test_a_bug_in_a_generator_is_a_warning_and_learning_goes_on(fake, when):
     assert trained.num_timesteps == 150
 
 
+def test_the_real_ratio_is_told_and_setting_it_is_an_error_instead_of_nothing(fake):
+    _, trained = with_fake(fake)
+    assert trained.replay_buffer.real_ratio == trained.replay_buffer.source.real_ratio
+    with pytest.raises(AttributeError, match="real_ratio"):
+        trained.replay_buffer.real_ratio = 0.9
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=repr)
 @pytest.mark.parametrize("when", ["during_fit", "during_sample"])
 def test_interrupt_is_passed_on_and_learning_can_be_continued(fake, error, when):
