@@ -141,7 +141,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     relevance = {"name": args.relevance, "top": args.top, "guidance": args.guidance, "share": args.guided_share}
     if args.relevance is None and _without_none(relevance):
         raise ValueError("--relevance: required with --top, --guidance and --guided-share")
-    return Settings(
+    settings = Settings(
         env=args.env,
         algo=args.algo,
         schedule=_without_none(schedule),
@@ -150,6 +150,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
         relevance=_without_none(relevance),
         **{**defaults, **_without_none(given)},
     )
+    if settings.steps <= settings.random_steps:
+        raise ValueError(
+            f"--steps: expected more than the {settings.random_steps:,} steps without training (--random-steps), "
+            f"got {settings.steps:,}"
+        )
+    return settings
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

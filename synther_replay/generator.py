@@ -31,13 +31,14 @@ from synther_replay.model.engine import Engine
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.fitting import FitData, FitJob, FitReport, sample
 from synther_replay.model.outcomes import OutcomeModel
+from synther_replay.model.rare_outcomes import RareOutcomes
 from synther_replay.model.windows import Windows
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = ["DiffusionGenerator", "FitJob", "FitReport"]
 
 KIND = "diffusion generator"
-_PARTS = ("outcomes", "table", "conditions", "calibration", "consistency")  # of a model, in its state
+_PARTS = ("outcomes", "rare", "table", "conditions", "calibration", "consistency")  # of a model, in its state
 
 
 class DiffusionGenerator:
@@ -377,7 +378,7 @@ class DiffusionGenerator:
     def _restored(self, state: dict[str, Any], engine: Engine) -> dict[str, Any]:
         """Return the attributes that a state stands for, with tensors on the device of the engine."""
         seed, count, rejected = (whole_number(name, state[name], least=0) for name in ("seed", "draws", "rejected"))
-        outcomes, table, conditions, calibration, consistency = (state.get(name) for name in _PARTS)
+        outcomes, rare, table, conditions, calibration, consistency = (state.get(name) for name in _PARTS)
         codec, device = self._new_codec(), engine.device
         codec.load_state_dict(state["codec"], device)
         if conditions is not None:
@@ -390,6 +391,9 @@ class DiffusionGenerator:
                 raise CheckpointError("state: a fitted generator must have codec statistics, got none")
             if outcomes is not None:
                 outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.feature_dim, device)
+            if rare is not None:
+                kinds = 0 if outcomes is None else outcomes.shares.shape[1]
+                rare = RareOutcomes.from_state(rare, (self.stack, self.spec.dim, kinds), device)
             if table is not None:
                 table = RowTable.from_state(table, self.stack, self.spec.dim, condition_dim, device)
             if calibration is not None:
@@ -397,7 +401,7 @@ class DiffusionGenerator:
             if consistency is not None:
                 consistency = Consistency.from_state(consistency, self.stack, codec, device)
             weights = engine.weights(training)
-            model = FittedModel(codec, *weights, outcomes, table, conditions, calibration, consistency)
+            model = FittedModel(codec, *weights, outcomes, rare, table, conditions, calibration, consistency)
         return {"seed": seed, "_draws": Draws(seed, count, rejected), "_training": training, "_model": model}
 
     def _checked(self, transitions: Transitions) -> Tensor:

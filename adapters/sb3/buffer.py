@@ -6,7 +6,8 @@ buffer; only `sample` differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from synther_replay.adapters.sb3.goals import split_goal
 from synther_replay.adapters.sb3.latents import LatentRows
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.short_forms import expected_names
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
 from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
@@ -64,6 +66,21 @@ def transition_spec(
         return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
     without_goal, goal = split_goal(observation_space)
     return TransitionSpec.from_spaces(without_goal, action_space, extra=goal)
+
+
+def _refuse_unknown(cls: type[SynthERBuffer], names: Iterable[str]) -> None:
+    """Raise `TypeError` for names that neither `cls` nor a class that it extends has as an argument."""
+    arguments = [
+        argument
+        for base in cls.__mro__
+        if "__init__" in vars(base)
+        for argument in inspect.signature(vars(base)["__init__"]).parameters.values()
+    ]
+    known = dict.fromkeys(one.name for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    del known["self"]
+    for name in names:
+        if name not in known:
+            raise TypeError(f"{cls.__name__}: unknown option {name!r}; {expected_names(name, known)}")
 
 
 class SynthERBuffer(NStepReplayBuffer):
@@ -148,6 +165,7 @@ class SynthERBuffer(NStepReplayBuffer):
         **storage: Any,
     ) -> None:
         """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
+        _refuse_unknown(type(self), storage)
         if optimize_memory_usage and (real_ratio != 1.0 or encoder is not None):
             raise ValueError(
                 "optimize_memory_usage: True requires real_ratio=1 and no encoder, because it overwrites next "

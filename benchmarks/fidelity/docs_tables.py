@@ -48,9 +48,15 @@ def tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
-    samplers, terminations, random_terminations, long = (
+    samplers, terminations, random_terminations, rare, long = (
         json.loads((results / "fidelity" / f"{name}.json").read_text())
-        for name in ("samplers-h200", "terminations-h200", "terminations-random-cpu", "long-rows-h200")
+        for name in (
+            "samplers-h200",
+            "terminations-h200",
+            "terminations-random-cpu",
+            "rare-rewards-cpu",
+            "long-rows-h200",
+        )
     )
     return {
         "readme-fidelity": _sentence(main),
@@ -60,6 +66,7 @@ def tables(results: Path) -> dict[str, str]:
         "fidelity-samplers": _samplers(samplers["table"]),
         "fidelity-terminations": _terminations(random_terminations["results"]),
         "fidelity-terminations-sets": _terminations(terminations["results"]),
+        "fidelity-rare-rewards": _rare_rewards(rare["results"]),
         "fidelity-long-rows": _long_rows(long["tasks"]),
         "fidelity-consistency": _consistency(results / "fidelity" / "consistency"),
         "fidelity-usefulness": _usefulness(results / "fidelity" / "usefulness"),
@@ -171,6 +178,22 @@ def _terminations(results: dict[str, Any]) -> str:
             shown = name.removesuffix("-regen").removeprefix("random:")
             rows.append([shown, f"`{preset}({exact})`", *shares, *agreement])
     return markdown_table(("rows", "generator", "terminated, real", "terminated", "precision", "recall"), rows)
+
+
+def _rare_rewards(results: dict[str, Any]) -> str:
+    """Precision and recall without and with copies, a row per task and number of rewarded real rows."""
+    rows = []
+    for task, runs in results.items():
+        for hits in dict.fromkeys(run["real"]["rewarded"] for run in runs):
+            own = [run for run in runs if run["real"]["rewarded"] == hits]
+            cells = (
+                " / ".join(f"{run[kind][key]:.0%}".replace("%", " %") for run in own)
+                for key in ("precision", "recall")
+                for kind in ("classified", "copied")
+            )
+            rows.append([task, hits, *cells])
+    titles = (f"{name}, {kind}" for name in ("precision", "recall") for kind in ("classifier", "copies"))
+    return markdown_table(("task", "rewarded real rows", *titles), rows)
 
 
 def _long_rows(tasks: dict[str, Any]) -> str:

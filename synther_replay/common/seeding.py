@@ -27,6 +27,7 @@ class Stream(IntEnum):
     COMPARED_GENERATED = 9  # generated rows of that comparison
     WINDOWS = 10  # deal of the rows of a stream to windows
     CONSISTENCY_FIT = 11  # training of the regressions of `consistent`
+    RARE_OUTCOMES = 12  # places of the real rows of rare outcomes among generated ones
 
     # of a buffer's seed
     REAL = 10  # order of the real rows in batches; the number of a block follows, see `IndexStream`

@@ -17,6 +17,7 @@ from synther_replay.data.table import RowTable
 from synther_replay.errors import GenerationError
 from synther_replay.model.consistency import Consistency
 from synther_replay.model.outcomes import OutcomeModel
+from synther_replay.model.rare_outcomes import RareOutcomes
 
 _MAX_REDRAWS = 20  # attempts to replace non-finite rows
 _BLOCK = 65_536  # rows that are calibrated at once, over all models, which bounds the memory
@@ -49,6 +50,7 @@ class FittedModel:
         weights: Weights of the denoisers in their compute dtype, ``(M, P)``.
         frequencies: Frequencies of their noise features.
         outcomes: Sets rewards with few values, and `terminated`; None if there is nothing to set.
+        rare: Real rows of the outcomes that are too rare for it; None if there are none.
         table: The rows themselves if no column of the data is continuous; the weights are not used then.
         conditions: Statistics of the conditions; None if the fit had none.
         calibration: Moves generated observations to where the real ones lie; None if they lie there.
@@ -59,6 +61,7 @@ class FittedModel:
     weights: Tensor
     frequencies: Tensor
     outcomes: OutcomeModel | None
+    rare: RareOutcomes | None
     table: RowTable | None
     conditions: ConditionCodec | None
     calibration: Calibration | None
@@ -152,7 +155,7 @@ class FittedModel:
 
     def _set_outcomes(self, rows: Tensor, draws: Draws, *, is_guided: bool) -> None:
         """Set `terminated` and rewards with few values, given the decoded rows, which were clipped and rounded."""
-        codec = self.codec
+        codec, rare = self.codec, None if is_guided else self.rare
         if self.outcomes is not None:
             with torch.autocast(rows.device.type, enabled=False):
                 self.outcomes.assign(
@@ -161,5 +164,8 @@ class FittedModel:
                     (codec.spec.rewards.start, codec.spec.terminated.start),
                     derive_seed(draws.seed, Stream.OUTCOMES, draws.count),
                     match_shares=not is_guided,
+                    rare=None if rare is None else rare.outcomes(self.outcomes.shares.shape[1]),
                 )
         codec.restore_terminal_rewards(rows)
+        if rare is not None:
+            rare.insert(rows, generator_for(rows.device, draws.seed, Stream.RARE_OUTCOMES, draws.count))

@@ -28,6 +28,7 @@ from synther_replay.model.consistency import Consistency
 from synther_replay.model.engine import Engine, Training
 from synther_replay.model.fitted import Draws, FittedModel
 from synther_replay.model.outcomes import STEPS, OutcomeModel, Outcomes
+from synther_replay.model.rare_outcomes import RareOutcomes
 from synther_replay.model.windows import Windows, WindowSupply
 
 # Gradient steps of the diffusion model for one of the outcome model, up to its usual number of steps and beyond.
@@ -74,6 +75,7 @@ class FitData(NamedTuple):
     held_out: int  # number of held-out rows
     outcomes: Outcomes | None
     number: Tensor  # number of each row's outcome, (M, n)
+    few: RareOutcomes | None  # rows of outcomes with few rows
     sample: RealSample | None  # for the calibration; None if nothing can be calibrated
     windows: Windows | None = None  # of a stream; the codes are those of the first one
 
@@ -110,11 +112,11 @@ class FitData(NamedTuple):
         encoded = None if condition is None or conditions is None else conditions.encode(condition)
         nothing = rows.new_empty(len(rows), 0, dtype=torch.long)
         if codec.is_discrete:
-            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, None)
+            return cls(codec, conditions, RowTable.of(rows, encoded), nothing, 0, None, nothing, None, None)
         codes = codec.encode(rows, order)
         if encoded is not None:
             codes = torch.cat((codes, encoded if order is None else take_rows(encoded, order)), dim=-1)
-        outcomes, number, sample = None, nothing, None
+        outcomes, number, few, sample = None, nothing, None, None
         if config.exact:
             spec = codec.spec
             if rows.shape[1] >= LEAST_ROWS:
@@ -124,8 +126,9 @@ class FitData(NamedTuple):
             rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
             found, number = Outcomes.of(rewards, terminated, codec.reward_levels)
             if found.shares.shape[1] > 1:
+                few = RareOutcomes.of(rows, number, found)
                 outcomes, number = found, number if order is None else number.gather(1, order)
-        return cls(codec, conditions, None, codes, held_out, outcomes, number, sample)
+        return cls(codec, conditions, None, codes, held_out, outcomes, number, few, sample)
 
 
 class FitJob:
@@ -205,8 +208,9 @@ class FitJob:
             if engine.workers is not None:
                 spent = engine.workers.number_of_first(spent)
             outcomes = self._fit_outcomes(data, training)
+        rare = None if outcomes is None or data.few is None else data.few.limited(outcomes.told)
         weights, frequencies = engine.weights(training)
-        model = FittedModel(data.codec, weights, frequencies, outcomes, data.table, data.conditions, None, None)
+        model = FittedModel(data.codec, weights, frequencies, outcomes, rare, data.table, data.conditions, None, None)
         if data.table is None and self._has_time_to_compare(result.steps, spent):
             model = self._compared(model, data, result.steps, training["fits"])
         self.model = model

@@ -48,6 +48,8 @@ _INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few inform
 _NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers take a CPU twenty times as long
 _CHUNK = {"cpu": 4_096, "gpu": 16_384}  # rows classified at once, over all models: some 8 and 30 MB of activations
 _MOST_OUTCOMES = 2 * MAX_LEVELS
+_DOUBT = 0.1  # chance of a rare outcome from which on a row is left out ...
+_MANY_TIMES = 10  # ... if it is so many times the share of these outcomes: some occur by chance, anywhere
 _TENSORS = ("weights", "rewards", "terminated", "shares")
 
 
@@ -96,6 +98,11 @@ class OutcomeModel(NamedTuple):
     terminated: Tensor
     shares: Tensor
     bounds: TerminationBounds
+
+    @property
+    def told(self) -> Tensor:
+        """Outcomes that the bounds tell, bool ``(M, K)``; see `TerminationBounds`."""
+        return (self.bounds.complete > 0) & (self.terminated > 0)
 
     @classmethod
     @torch.no_grad()
@@ -171,6 +178,7 @@ class OutcomeModel(NamedTuple):
         seed: int,
         *,
         match_shares: bool = True,
+        rare: Tensor | None = None,
     ) -> None:
         """Draw the outcomes of generated rows, match their shares to the real ones, and set reward and `terminated`.
 
@@ -180,15 +188,23 @@ class OutcomeModel(NamedTuple):
             columns: Columns of reward and `terminated`.
             seed: Random seed.
             match_shares: False for rows that are meant to be distributed otherwise, because they have conditions.
+            rare: Outcomes that no row is to have if shares are matched, bool ``(M, K)``. Rows that may have one are
+                replaced as well.
         """
         rng = generator_for(rows.device, seed)
-        drawn = [self._draw(features(block), rng) for block in rows.split(_rows_at_once(rows), dim=1)]
-        by_bounds, classified = torch.cat(drawn, dim=-1)
+        drawn = [self._draw(features(block), rng, rare) for block in rows.split(_rows_at_once(rows), dim=1)]
+        by_bounds, classified = torch.cat([numbers for numbers, _ in drawn], dim=-1)
         number = self._chosen(by_bounds, classified) if match_shares else by_bounds
-        for model, own in enumerate(number if match_shares else ()):
-            replaced, source = copies_to_match(own, self.shares[model], rng)
-            rows[model, replaced] = rows[model, source]
-            own[replaced] = own[source]
+        if match_shares:
+            shares, wanted = self.shares, number
+            if rare is not None:  # rows to leave out have an outcome of their own, whose share is 0
+                likely = torch.cat([chance for _, chance in drawn], dim=-1)
+                wanted = number.masked_fill(self._may_be(rare, number, likely), self.shares.shape[1])
+                shares = F.pad(self.shares.masked_fill(rare, 0.0), (0, 1))
+            for model, own in enumerate(number):
+                replaced, source = copies_to_match(wanted[model], shares[model], rng)
+                rows[model, replaced] = rows[model, source]
+                own[replaced] = own[source]
         reward, terminated = columns
         rewards = self.rewards.gather(1, number)
         rows[..., reward] = torch.where(rewards.isnan(), rows[..., reward], rewards)
@@ -252,19 +268,32 @@ class OutcomeModel(NamedTuple):
             layers.backward(x, activations, error, gradient)
             optimiser.step(rate)
 
-    def _draw(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
+    def _draw(self, inputs: Tensor, rng: torch.Generator, rare: Tensor | None) -> tuple[Tensor, Tensor]:
         """Draw the number of each row's outcome, ``(M, n, inputs) -> (2, M, n)``: by bounds, and by the classifier.
 
         By bounds, rows within do not have the outcomes whose bounds are complete. Both times rows beyond one terminate.
+
+        Returns:
+            The numbers, and the chance of each row to have one of the outcomes `rare`, ``(M, n)``.
         """
         logits, beyond = self.logits(inputs), self.bounds.beyond(inputs)[..., None]
         ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None] > 0
         classified = logits.masked_fill(beyond & ~ends, -math.inf)
         by_bounds = classified.masked_fill(~beyond & complete & ends, -math.inf)
-        cumulative = prefix_sums(torch.stack((by_bounds, classified)).softmax(-1), -1)
+        probability = torch.stack((by_bounds, classified)).softmax(-1)
+        cumulative = prefix_sums(probability, -1)
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
-        return (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
+        number = (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
+        likely = inputs.new_zeros(inputs.shape[:2]) if rare is None else (probability[1] * rare[:, None]).sum(-1)
+        return number, likely
+
+    def _may_be(self, rare: Tensor, number: Tensor, likely: Tensor) -> Tensor:
+        """Which rows ``(M, n)`` may have one of the outcomes `rare`, by what was drawn and by the chance of it."""
+        share = (self.shares * rare).sum(1, keepdim=True)
+        doubtful = likely > (_MANY_TIMES * share).clamp(min=_DOUBT)
+        doubtful &= doubtful.float().mean(1, keepdim=True) < 0.5  # else it says nothing
+        return doubtful | rare.gather(1, number)
 
     def _chosen(self, by_bounds: Tensor, classified: Tensor) -> Tensor:
         """The outcomes by bounds, unless far too few rows of a large draw lie beyond them; see `_draw`."""

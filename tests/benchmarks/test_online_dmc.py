@@ -75,6 +75,7 @@ class TestRefusals:
             (["--algo", "synther", "--real-ratio", "nan"], "real_ratio: expected a number from 0 to 1, got nan"),
             (["--algo", "sac", "--seeds", "0"], "seeds: expected a whole number of at least 1, got 0"),
             (["--algo", "sac", "--steps", "0"], "steps: "),
+            (["--algo", "sac", "--steps", "5000"], "--steps: expected more than the 5,000 steps without training"),
             (["--algo", "sac", "--utd", "0"], "utd: "),
             (["--algo", "sac", "--episodes", "-1"], "episodes: "),
             (["--algo", "sac", "--random-steps", "0"], "random_steps: "),

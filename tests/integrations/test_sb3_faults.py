@@ -211,6 +211,19 @@ class Camera(gym.Env):
         return np.zeros(CAMERA.shape, np.uint8), 0.0, False, False, {}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "task", "options", "message"),
+    [
+        (SAC, "Pendulum-v1", {"real_ration": 0.5}, "SynthERBuffer: unknown option 'real_ration'; did you mean"),
+        (SAC, "Pendulum-v1", {"n_sampled_goal": 4}, "unknown option 'n_sampled_goal'; expected one of buffer_size,"),
+        (DQN, "CartPole-v1", {"presett": "tiny"}, "unknown option 'presett'"),
+    ],
+)
+def test_unknown_options_are_refused_with_similar_names(algorithm, task, options, message):
+    with pytest.raises(TypeError, match=message):
+        algorithm("MlpPolicy", task, replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
+
+
 def test_images_are_refused_when_the_buffer_is_made_and_taken_by_plain_replay(tmp_path):
     with pytest.raises(ValueError, match="features"):
         SynthERBuffer(100, CAMERA, spaces.Discrete(2), "cpu")

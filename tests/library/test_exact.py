@@ -355,7 +355,9 @@ def test_unpredictable_terminations_keep_their_rate() -> None:
 def test_outcomes_are_predicted_from_the_decoded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = fitted()
     draw, told_by = OutcomeModel._draw, []
-    monkeypatch.setattr(OutcomeModel, "_draw", lambda own, seen, rng: (told_by.append(seen), draw(own, seen, rng))[1])
+    monkeypatch.setattr(
+        OutcomeModel, "_draw", lambda own, seen, *rest: (told_by.append(seen), draw(own, seen, *rest))[1]
+    )
     monkeypatch.setattr(outcomes_module, "copies_to_match", lambda *_: (torch.empty(0, dtype=torch.long),) * 2)
     rows = generator.sample(50).rows[None]
     assert torch.equal(torch.cat(told_by, 1), generator.model.codec.features(generator.model.codec.encode(rows)))

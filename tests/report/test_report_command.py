@@ -67,6 +67,11 @@ def test_json_is_one_object_and_writes_no_page_unless_asked(files, run) -> None:
     assert Path("page.html").exists()
 
 
+def test_the_verdict_is_printed_in_the_log_of_a_job_too(files, run) -> None:
+    assert run(files["real"], files["good"]).stdout.startswith("report.html: passed, ")
+    assert run(files["real"], files["bad"]).stdout.startswith("report.html: failed\n  observation[")
+
+
 def test_check_fails_by_the_verdict(files, run) -> None:
     assert run(files["real"], files["good"], "--check").exit_code == 0
     done = run(files["real"], files["bad"], "--check")

@@ -56,7 +56,7 @@ def report(
         synther report real.npz synthetic.npz -o quality.html --env HalfCheetah-v5 --held-out test.npz
         synther report pendulum.npz more.npz --names cosine,sine,speed --check --json
     """
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, always=True)
     target = page or (None if as_json else _PAGE)
     if target is not None and not target.parent.is_dir():
         raise FileNotFoundError(f"{target}: folder {target.parent} does not exist")
