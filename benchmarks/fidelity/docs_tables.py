@@ -181,7 +181,7 @@ def _terminations(results: dict[str, Any]) -> str:
 
 
 def _rare_rewards(results: dict[str, Any]) -> str:
-    """Precision and recall without and with copies, a row per task and number of rewarded real rows."""
+    """Precision and recall without and with rare outcomes, a row per task and number of rewarded real rows."""
     rows = []
     for task, runs in results.items():
         for hits in dict.fromkeys(run["real"]["rewarded"] for run in runs):
@@ -189,10 +189,10 @@ def _rare_rewards(results: dict[str, Any]) -> str:
             cells = (
                 " / ".join(f"{run[kind][key]:.0%}".replace("%", " %") for run in own)
                 for key in ("precision", "recall")
-                for kind in ("classified", "copied")
+                for kind in ("drawn", "rare")
             )
             rows.append([task, hits, *cells])
-    titles = (f"{name}, {kind}" for name in ("precision", "recall") for kind in ("classifier", "copies"))
+    titles = (f"{name}, {kind}" for name in ("precision", "recall") for kind in ("drawn", "rare"))
     return markdown_table(("task", "rewarded real rows", *titles), rows)
 
 

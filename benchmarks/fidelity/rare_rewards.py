@@ -3,8 +3,8 @@
     python -m synther_replay.benchmarks.fidelity.rare_rewards --tasks reacher-hard --hits 4 16 --out rare.json
 
 A generator is fitted to rows of a random policy, so many of them rewarded. Precision is the share of its rewarded rows
-that the task's rule rewards, recall the share of the rows to reward by the rule that are. `classified` are rows of the
-same generator without the real rows of rare outcomes: its classifier alone tells which are rewarded.
+that the task's rule rewards, recall the share of the rows to reward by the rule that are. `drawn` are rows of the same
+generator where no outcome counts as rare: its classifier alone tells which are rewarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from synther_replay.benchmarks.environments.goals import GOAL_TASKS, is_rewarded
 from synther_replay.benchmarks.fidelity.rows import random_rows
 from synther_replay.common.checks import resolve_device
 
-_KINDS = ("classified", "copied")
+_KINDS = ("drawn", "rare")
 _KEYS = ("rewarded", "precision", "recall")
 _POLICY_ROWS = 60_000  # of the random policy, which the real rows are drawn from
 
@@ -59,9 +59,9 @@ def measure(data: Transitions, task: str, config: GeneratorConfig, rows: int, se
     device = data.rows.device
     generator = DiffusionGenerator(data.spec, config, device=device, seed=seed)
     generator.fit(data)
-    classified = DiffusionGenerator(data.spec, config, device=device, seed=seed)
-    classified.load_state_dict({**generator.state_dict(), "rare": None})
-    found = {"copied": counts(task, generator.sample(rows)), "classified": counts(task, classified.sample(rows))}
+    drawn = DiffusionGenerator(data.spec, config, device=device, seed=seed)
+    drawn.load_state_dict({**generator.state_dict(), "rare": None})
+    found = {"rare": counts(task, generator.sample(rows)), "drawn": counts(task, drawn.sample(rows))}
     for entry in found.values():
         entry |= {
             "precision": entry["both"] / max(1, entry["rewarded"]),

@@ -155,17 +155,19 @@ class FittedModel:
 
     def _set_outcomes(self, rows: Tensor, draws: Draws, *, is_guided: bool) -> None:
         """Set `terminated` and rewards with few values, given the decoded rows, which were clipped and rounded."""
-        codec, rare = self.codec, None if is_guided else self.rare
+        codec, rare, kinds = self.codec, None if is_guided else self.rare, 0
         if self.outcomes is not None:
+            kinds = self.outcomes.shares.shape[1]
             with torch.autocast(rows.device.type, enabled=False):
-                self.outcomes.assign(
+                number = self.outcomes.assign(
                     rows,
                     lambda block: codec.features(codec.encode(block)),
                     (codec.spec.rewards.start, codec.spec.terminated.start),
                     derive_seed(draws.seed, Stream.OUTCOMES, draws.count),
                     match_shares=not is_guided,
-                    rare=None if rare is None else rare.outcomes(self.outcomes.shares.shape[1]),
+                    rare=None if rare is None else rare.least_chance(kinds),
                 )
         codec.restore_terminal_rewards(rows)
-        if rare is not None:
-            rare.insert(rows, generator_for(rows.device, draws.seed, Stream.RARE_OUTCOMES, draws.count))
+        if rare is not None:  # after that: the rewards of real rows are as they should be
+            rng = generator_for(rows.device, draws.seed, Stream.RARE_OUTCOMES, draws.count)
+            rare.insert(rows, number, kinds, rng)

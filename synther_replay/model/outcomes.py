@@ -48,7 +48,7 @@ _INITIAL_SCALE = 0.03  # of the weights: small ones grow only for the few inform
 _NEGLIGIBLE = 1e-20  # smaller errors count as 0: products with denormal numbers take a CPU twenty times as long
 _CHUNK = {"cpu": 4_096, "gpu": 16_384}  # rows classified at once, over all models: some 8 and 30 MB of activations
 _MOST_OUTCOMES = 2 * MAX_LEVELS
-_DOUBT = 0.1  # chance of a rare outcome from which on a row is left out ...
+_DOUBT = 0.1  # chance of a rare outcome from which on a row is in doubt ...
 _MANY_TIMES = 10  # ... if it is so many times the share of these outcomes: some occur by chance, anywhere
 _TENSORS = ("weights", "rewards", "terminated", "shares")
 
@@ -179,7 +179,7 @@ class OutcomeModel(NamedTuple):
         *,
         match_shares: bool = True,
         rare: Tensor | None = None,
-    ) -> None:
+    ) -> Tensor:
         """Draw the outcomes of generated rows, match their shares to the real ones, and set reward and `terminated`.
 
         Args:
@@ -188,27 +188,31 @@ class OutcomeModel(NamedTuple):
             columns: Columns of reward and `terminated`.
             seed: Random seed.
             match_shares: False for rows that are meant to be distributed otherwise, because they have conditions.
-            rare: Outcomes that no row is to have if shares are matched, bool ``(M, K)``. Rows that may have one are
-                replaced as well.
+            rare: If shares are matched, how likely an outcome must be for a row to have it, ``(M, K)``; 0 for outcomes
+                that are drawn. The others may come too rarely, and rows that may have one are replaced.
+
+        Returns:
+            The number of each row's outcome, ``(M, n)``.
         """
         rng = generator_for(rows.device, seed)
         drawn = [self._draw(features(block), rng, rare) for block in rows.split(_rows_at_once(rows), dim=1)]
         by_bounds, classified = torch.cat([numbers for numbers, _ in drawn], dim=-1)
         number = self._chosen(by_bounds, classified) if match_shares else by_bounds
         if match_shares:
-            shares, wanted = self.shares, number
-            if rare is not None:  # rows to leave out have an outcome of their own, whose share is 0
-                likely = torch.cat([chance for _, chance in drawn], dim=-1)
-                wanted = number.masked_fill(self._may_be(rare, number, likely), self.shares.shape[1])
-                shares = F.pad(self.shares.masked_fill(rare, 0.0), (0, 1))
+            wanted, shares = number, self.shares
+            if rare is not None:
+                chances = torch.cat([chance for _, chance in drawn], dim=-1)
+                wanted, shares = self._without_doubt(number, chances, rare)
             for model, own in enumerate(number):
                 replaced, source = copies_to_match(wanted[model], shares[model], rng)
                 rows[model, replaced] = rows[model, source]
+                own.copy_(torch.where(wanted[model] < self.shares.shape[1], wanted[model], own))
                 own[replaced] = own[source]
         reward, terminated = columns
         rewards = self.rewards.gather(1, number)
         rows[..., reward] = torch.where(rewards.isnan(), rows[..., reward], rewards)
         rows[..., terminated] = self.terminated.gather(1, number)
+        return number
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""
@@ -268,13 +272,14 @@ class OutcomeModel(NamedTuple):
             layers.backward(x, activations, error, gradient)
             optimiser.step(rate)
 
-    def _draw(self, inputs: Tensor, rng: torch.Generator, rare: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _draw(self, inputs: Tensor, rng: torch.Generator, rare: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Draw the number of each row's outcome, ``(M, n, inputs) -> (2, M, n)``: by bounds, and by the classifier.
 
         By bounds, rows within do not have the outcomes whose bounds are complete. Both times rows beyond one terminate.
 
         Returns:
-            The numbers, and the chance of each row to have one of the outcomes `rare`, ``(M, n)``.
+            The numbers. With rare outcomes also the chance of a row to have one of them, and the number of the one that
+            is likely enough, or K, ``(2, M, n)``; see `assign`.
         """
         logits, beyond = self.logits(inputs), self.bounds.beyond(inputs)[..., None]
         ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None] > 0
@@ -285,15 +290,30 @@ class OutcomeModel(NamedTuple):
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         number = (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
-        likely = inputs.new_zeros(inputs.shape[:2]) if rare is None else (probability[1] * rare[:, None]).sum(-1)
-        return number, likely
+        if rare is None:
+            return number, None
+        likely = probability[1] * (rare > 0)[:, None]
+        enough = likely >= rare[:, None].clamp(min=0.5)
+        found = torch.where(enough.any(-1), enough.float().argmax(-1), self.shares.shape[1])
+        return number, torch.stack((likely.sum(-1), found.float()))
 
-    def _may_be(self, rare: Tensor, number: Tensor, likely: Tensor) -> Tensor:
-        """Which rows ``(M, n)`` may have one of the outcomes `rare`, by what was drawn and by the chance of it."""
-        share = (self.shares * rare).sum(1, keepdim=True)
+    def _without_doubt(self, number: Tensor, chances: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
+        """Outcomes ``(M, n)`` and their shares ``(M, K + 1)`` where some are rare; rows in doubt have one more, K.
+
+        Args:
+            number: The outcomes that were drawn.
+            chances: See `_draw`.
+            rare: See `assign`.
+        """
+        kinds, is_rare, (likely, found) = self.shares.shape[1], rare > 0, chances
+        share = (self.shares * is_rare).sum(1, keepdim=True)
         doubtful = likely > (_MANY_TIMES * share).clamp(min=_DOUBT)
         doubtful &= doubtful.float().mean(1, keepdim=True) < 0.5  # else it says nothing
-        return doubtful | rare.gather(1, number)
+        number = number.masked_fill(doubtful | is_rare.gather(1, number), kinds)
+        number = torch.where(found < kinds, found.long(), number)
+        have = torch.stack([torch.bincount(own, minlength=kinds + 1)[:kinds] for own in number])
+        shares = torch.where(is_rare, self.shares.minimum(have / number.shape[1]), self.shares)
+        return number, F.pad(shares, (0, 1))
 
     def _chosen(self, by_bounds: Tensor, classified: Tensor) -> Tensor:
         """The outcomes by bounds, unless far too few rows of a large draw lie beyond them; see `_draw`."""

@@ -1,8 +1,8 @@
 """RareOutcomes: real rows of outcomes that are too rare to be learned, such as the first goals that an agent reaches.
 
-A few rows do not tell a classifier where in the space a reward is given: it gives the reward to other rows, and rows at
-the goal go without. So rows with such an outcome are not generated. The real ones are copied, as often as they come in
-the data, and generated rows that may have the outcome are left out (see `OutcomeModel.assign`).
+A few rows may not tell a classifier where in the space a reward is given: it gives the reward to other rows, and rows
+at the goal go without. So generated rows have such an outcome only where it is more likely than not, or never if it has
+hardly any rows, and rows in doubt are left out (see `OutcomeModel.assign`). Copies of the real rows fill its share up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from synther_replay.errors import CheckpointError
 from synther_replay.model.outcomes import Outcomes
 
 FEWEST_ROWS = 64  # of an outcome that is learned
+FEWEST_EXAMPLES = 8  # of an outcome that generated rows have; with fewer a classifier is sure of what is wrong
+MORE_LIKELY = 0.5  # chance of the outcome for such a row: more likely than not
 LARGEST_SHARE = 0.05  # of the real rows that may be rare: in small data every outcome has few rows
 
 
@@ -63,22 +65,39 @@ class RareOutcomes(NamedTuple):
         share = self.share * rare.gather(1, self.number)
         return self._replace(share=share) if bool(share.any()) else None
 
-    def outcomes(self, count: int) -> Tensor:
-        """Which of `count` outcomes are rare, bool ``(M, count)``."""
-        found = torch.zeros(len(self.rows), count + 1, dtype=torch.bool, device=self.rows.device)
-        return found.scatter_(1, self.number.masked_fill(self.share == 0, count), True)[:, :count]
+    def least_chance(self, count: int) -> Tensor:
+        """How likely each of `count` outcomes must be for a generated row to have it, ``(M, count)``; 0: not rare."""
+        rows = torch.stack(
+            [
+                torch.bincount(own[share > 0], minlength=count)
+                for own, share in zip(self.number, self.share, strict=True)
+            ]
+        )
+        return torch.where(rows == 0, 0.0, torch.where(rows < FEWEST_EXAMPLES, torch.inf, MORE_LIKELY))
 
-    def insert(self, rows: Tensor, rng: torch.Generator) -> None:
-        """Put copies of the real rows at random places of generated rows ``(M, n, dim)``, in their share."""
-        n = rows.shape[1]
+    def insert(self, rows: Tensor, number: Tensor, kinds: int, rng: torch.Generator) -> None:
+        """Fill the shares of the rare outcomes up with copies of the real rows, in place of rows of other outcomes.
+
+        Args:
+            rows: Generated rows ``(M, n, dim)``, changed in place.
+            number: Number of each row's outcome, ``(M, n)``.
+            kinds: Number of outcomes.
+            rng: Random generator.
+        """
+        rare, n = self.least_chance(kinds) > 0, rows.shape[1]
         # float64: float32 has too few values between 0 and 1 for a place among many rows
-        chance = torch.rand(len(rows), 1, device=rows.device, generator=rng, dtype=torch.float64)
+        chance = torch.rand(len(rows), kinds, device=rows.device, generator=rng, dtype=torch.float64).cpu()
         for model, own in enumerate(rows):
-            known = self.rows[model, self.share[model] > 0]
-            count = int(chance[model] + n * float(self.share[model].cpu().double().sum()))  # rounds without bias
-            place = torch.randperm(n, device=rows.device, generator=rng)[:count]
-            turn = torch.randperm(max(1, len(known)), device=rows.device, generator=rng)
-            own[place] = known[turn[torch.arange(len(place), device=rows.device) % len(turn)]]
+            others = (~rare[model, number[model]]).nonzero().flatten()
+            others = others[torch.randperm(len(others), device=rows.device, generator=rng)]
+            have, is_row = torch.bincount(number[model], minlength=kinds).tolist(), self.share[model] > 0
+            for outcome in rare[model].nonzero().flatten().tolist():
+                known = (is_row & (self.number[model] == outcome)).nonzero().flatten()
+                share = len(known) * float(self.share[model, known[0]])
+                count = int(n * share + chance[model, outcome]) - have[outcome]  # rounds without bias
+                place, others = others.tensor_split([max(0, count)])
+                turn = known[torch.randperm(len(known), device=rows.device, generator=rng)]
+                own[place] = self.rows[model, turn[torch.arange(len(place), device=rows.device) % len(turn)]]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""

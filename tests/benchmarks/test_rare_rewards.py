@@ -26,7 +26,7 @@ def run(monkeypatch, *arguments):
     rare_rewards.main()
 
 
-def test_rewards_are_counted_with_and_without_copies(tmp_path, monkeypatch):
+def test_rewards_are_counted_with_and_without_rare_outcomes(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     run(monkeypatch, "--tasks", "reacher-easy", "--hits", 5, "--seeds", 2, "--rows", 4_000, "--out", out)
     content = json.loads(out.read_text())
@@ -34,8 +34,8 @@ def test_rewards_are_counted_with_and_without_copies(tmp_path, monkeypatch):
     assert [entry["seed"] for entry in runs] == [0, 1]
     for entry in runs:
         assert entry["real"] == {"rewarded": 5, "by_rule": 5, "both": 5, "rows": 2_000}
-        assert entry["copied"]["precision"] == 1 and entry["copied"]["rewarded"] == 10
-        assert entry["classified"]["precision"] < 1
+        assert entry["rare"]["precision"] == 1 and entry["rare"]["rewarded"] == 10
+        assert entry["drawn"]["precision"] < 1
     assert {"machine", "versions", "command", "commit"} < set(content)
 
 
