@@ -195,14 +195,12 @@ class OutcomeModel(NamedTuple):
             The number of each row's outcome, ``(M, n)``.
         """
         rng = generator_for(rows.device, seed)
+        rare = torch.zeros_like(self.shares) if rare is None else rare
         drawn = [self._draw(features(block), rng, rare) for block in rows.split(_rows_at_once(rows), dim=1)]
-        by_bounds, classified = torch.cat([numbers for numbers, _ in drawn], dim=-1)
+        (by_bounds, classified), chances = (torch.cat(parts, dim=-1) for parts in zip(*drawn, strict=True))
         number = self._chosen(by_bounds, classified) if match_shares else by_bounds
         if match_shares:
-            wanted, shares = number, self.shares
-            if rare is not None:
-                chances = torch.cat([chance for _, chance in drawn], dim=-1)
-                wanted, shares = self._without_doubt(number, chances, rare)
+            wanted, shares = self._without_doubt(number, chances, rare)
             for model, own in enumerate(number):
                 replaced, source = copies_to_match(wanted[model], shares[model], rng)
                 rows[model, replaced] = rows[model, source]
@@ -272,14 +270,14 @@ class OutcomeModel(NamedTuple):
             layers.backward(x, activations, error, gradient)
             optimiser.step(rate)
 
-    def _draw(self, inputs: Tensor, rng: torch.Generator, rare: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _draw(self, inputs: Tensor, rng: torch.Generator, rare: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the number of each row's outcome, ``(M, n, inputs) -> (2, M, n)``: by bounds, and by the classifier.
 
         By bounds, rows within do not have the outcomes whose bounds are complete. Both times rows beyond one terminate.
 
         Returns:
-            The numbers. With rare outcomes also the chance of a row to have one of them, and the number of the one that
-            is likely enough, or K, ``(2, M, n)``; see `assign`.
+            The numbers; and the chance of a row to have one of the outcomes `rare`, with the number of the one that is
+            likely enough, or K, ``(2, M, n)``; see `assign`.
         """
         logits, beyond = self.logits(inputs), self.bounds.beyond(inputs)[..., None]
         ends, complete = self.terminated[:, None] > 0, self.bounds.complete[:, None] > 0
@@ -290,15 +288,13 @@ class OutcomeModel(NamedTuple):
         # float64: the product with a sum of 1 must stay below it, or an outcome that never occurs could be drawn
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         number = (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
-        if rare is None:
-            return number, None
         likely = probability[1] * (rare > 0)[:, None]
         enough = likely >= rare[:, None].clamp(min=0.5)
         found = torch.where(enough.any(-1), enough.float().argmax(-1), self.shares.shape[1])
         return number, torch.stack((likely.sum(-1), found.float()))
 
     def _without_doubt(self, number: Tensor, chances: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
-        """Outcomes ``(M, n)`` and their shares ``(M, K + 1)`` where some are rare; rows in doubt have one more, K.
+        """Outcomes ``(M, n)`` and their shares ``(M, K + 1)``; rows in doubt have one more outcome, K.
 
         Args:
             number: The outcomes that were drawn.
