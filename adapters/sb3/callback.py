@@ -65,7 +65,11 @@ class SynthERCallback(BaseCallback):
         source = self.model.replay_buffer.source
         self._notice_refit(source)  # SB3 trains once more after the last step
         if self.verbose >= 1 and not source.refits and source.real_ratio < 1:
-            print(f"SynthER: no refit in {source.steps} steps, schedule.start is {source.schedule.start}")
+            least, start = getattr(source.generator, "min_rows", 1), source.schedule.start
+            print(
+                f"SynthER: no refit. The first is due after {start:,} steps, {source.steps:,} were added; "
+                f"it needs {least} real rows, of which there are {len(source.real):,}"
+            )
 
     def _on_step(self) -> bool:
         source = self.model.replay_buffer.source

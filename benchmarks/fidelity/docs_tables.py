@@ -48,7 +48,7 @@ def tables(results: Path) -> dict[str, str]:
         results: Folder of the published results.
     """
     main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
-    samplers, terminations, random_terminations, rare, long = (
+    samplers, terminations, random_terminations, long = (
         json.loads((results / "fidelity" / f"{name}.json").read_text())
         for name in (
             "samplers-h200",
@@ -66,7 +66,7 @@ def tables(results: Path) -> dict[str, str]:
         "fidelity-samplers": _samplers(samplers["table"]),
         "fidelity-terminations": _terminations(random_terminations["results"]),
         "fidelity-terminations-sets": _terminations(terminations["results"]),
-        "fidelity-rare-rewards": _rare_rewards(rare["results"]),
+        "fidelity-rare-rewards": _rare_rewards(results / "fidelity" / "rare-rewards"),
         "fidelity-long-rows": _long_rows(long["tasks"]),
         "fidelity-consistency": _consistency(results / "fidelity" / "consistency"),
         "fidelity-usefulness": _usefulness(results / "fidelity" / "usefulness"),
@@ -180,10 +180,11 @@ def _terminations(results: dict[str, Any]) -> str:
     return markdown_table(("rows", "generator", "terminated, real", "terminated", "precision", "recall"), rows)
 
 
-def _rare_rewards(results: dict[str, Any]) -> str:
+def _rare_rewards(folder: Path) -> str:
     """Precision and recall without and with rare outcomes, a row per task and number of rewarded real rows."""
     rows = []
-    for task, runs in results.items():
+    files = [json.loads(path.read_text())["results"] for path in sorted(folder.glob("*.json"))]
+    for task, runs in (item for results in files for item in results.items()):
         for hits in dict.fromkeys(run["real"]["rewarded"] for run in runs):
             own = [run for run in runs if run["real"]["rewarded"] == hits]
             cells = (
