@@ -50,13 +50,7 @@ def tables(results: Path) -> dict[str, str]:
     main, variants = (_sources(results / "fidelity" / part / f"{DATASET}.json") for part in ("main", "variants"))
     samplers, terminations, random_terminations, long = (
         json.loads((results / "fidelity" / f"{name}.json").read_text())
-        for name in (
-            "samplers-h200",
-            "terminations-h200",
-            "terminations-random-cpu",
-            "rare-rewards-cpu",
-            "long-rows-h200",
-        )
+        for name in ("samplers-h200", "terminations-h200", "terminations-random-cpu", "long-rows-h200")
     )
     return {
         "readme-fidelity": _sentence(main),
