@@ -22,6 +22,7 @@ from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.common.provenance import origin
 from synther_replay.benchmarks.environments.goals import GOAL_TASKS, is_rewarded
 from synther_replay.benchmarks.fidelity.rows import random_rows
+from synther_replay.benchmarks.fidelity.terminations import agreement
 from synther_replay.common.checks import resolve_device
 
 _KINDS = ("drawn", "rare")
@@ -63,10 +64,7 @@ def measure(data: Transitions, task: str, config: GeneratorConfig, rows: int, se
     drawn.load_state_dict({**generator.state_dict(), "rare": None})
     found = {"rare": counts(task, generator.sample(rows)), "drawn": counts(task, drawn.sample(rows))}
     for entry in found.values():
-        entry |= {
-            "precision": entry["both"] / max(1, entry["rewarded"]),
-            "recall": entry["both"] / max(1, entry["by_rule"]),
-        }
+        entry |= agreement(entry["rewarded"], entry["by_rule"], entry["both"])
     return {"real": counts(task, data), "seed": seed, **found}
 
 

@@ -33,11 +33,13 @@ _KEYS = ("real_rate", "rate", "precision", "recall", "marginal", "correlation", 
 def rates(task: str, rows: Transitions) -> dict[str, float]:
     """Counts of `terminal_counts`, and rate, precision and recall."""
     found = terminal_counts(task, rows)
-    return found | {
-        "rate": found["terminated"] / found["rows"],
-        "precision": found["both"] / max(1, found["terminated"]),
-        "recall": found["both"] / max(1, found["by_rule"]),
-    }
+    rate = {"rate": found["terminated"] / found["rows"]}
+    return found | rate | agreement(found["terminated"], found["by_rule"], found["both"])
+
+
+def agreement(flagged: int, by_rule: int, both: int) -> dict[str, float]:
+    """Precision and recall, by the numbers of rows with a flag, of rows that need one, and of rows of both kinds."""
+    return {"precision": both / max(1, flagged), "recall": both / max(1, by_rule)}
 
 
 def measure(real: Transitions, task: str, config: GeneratorConfig, rows: int, device: torch.device) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class OutcomeModel(NamedTuple):
         chance = torch.rand(*inputs.shape[:2], 1, device=inputs.device, generator=rng, dtype=torch.float64)
         number = (chance * cumulative[..., -1:] >= cumulative[..., :-1]).sum(-1)
         likely = probability[1] * (rare > 0)[:, None]
-        enough = likely >= rare[:, None].clamp(min=0.5)
+        enough = (likely > 0) & (likely >= rare[:, None])
         found = torch.where(enough.any(-1), enough.float().argmax(-1), self.shares.shape[1])
         return number, torch.stack((likely.sum(-1), found.float()))
 

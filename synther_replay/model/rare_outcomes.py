@@ -54,11 +54,7 @@ class RareOutcomes(NamedTuple):
         Args:
             told: Outcomes that are known without a classifier, bool ``(M, K)``.
         """
-        shares = torch.zeros(told.shape, dtype=torch.float64, device=told.device)
-        for model, own in enumerate(self.number):  # by model: on a GPU, sums at the same place do not repeat
-            shares[model] = self.share[model].max() * torch.bincount(
-                own[self.share[model] > 0], minlength=told.shape[1]
-            )
+        shares = self._counts(told.shape[1]).double() * self.share.amax(1, keepdim=True)
         ascending = shares.masked_fill((shares == 0) | told, torch.inf).sort(dim=1)
         taken = prefix_sums(ascending.values, 1) <= LARGEST_SHARE
         rare = torch.zeros_like(taken).scatter_(1, ascending.indices, taken)
@@ -67,12 +63,7 @@ class RareOutcomes(NamedTuple):
 
     def least_chance(self, count: int) -> Tensor:
         """How likely each of `count` outcomes must be for a generated row to have it, ``(M, count)``; 0: not rare."""
-        rows = torch.stack(
-            [
-                torch.bincount(own[share > 0], minlength=count)
-                for own, share in zip(self.number, self.share, strict=True)
-            ]
-        )
+        rows = self._counts(count)
         return torch.where(rows == 0, 0.0, torch.where(rows < FEWEST_EXAMPLES, torch.inf, MORE_LIKELY))
 
     def insert(self, rows: Tensor, number: Tensor, kinds: int, rng: torch.Generator) -> None:
@@ -98,6 +89,11 @@ class RareOutcomes(NamedTuple):
                 place, others = others.tensor_split([max(0, count)])
                 turn = known[torch.randperm(len(known), device=rows.device, generator=rng)]
                 own[place] = self.rows[model, turn[torch.arange(len(place), device=rows.device) % len(turn)]]
+
+    def _counts(self, kinds: int) -> Tensor:
+        """Number of rows of each outcome, ``(M, kinds)``."""
+        pairs = zip(self.number, self.share, strict=True)
+        return torch.stack([torch.bincount(own[share > 0], minlength=kinds) for own, share in pairs])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all tensors."""
