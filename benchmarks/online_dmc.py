@@ -13,6 +13,7 @@ Algorithms:
 
 Critics (``--critic``):
     plain      two hidden layers, as published
+    four       four plain critics, targets are the minimum of all
     layernorm  with layer norm before the activations
     features   with normalised features before the last layer
     cautious   four critics with layer norm, targets are the minimum of all

@@ -12,6 +12,7 @@ from synther_replay.benchmarks.agents.sac import Hyperparameters
 PLAIN = "plain"
 CRITICS: dict[str, dict[str, Any]] = {
     PLAIN: {},
+    "four": {"critics": 4, "target_critics": 4},
     "layernorm": {"layer_norm": True},
     "features": {"feature_norm": True},
     "cautious": {"layer_norm": True, "critics": 4, "target_critics": 4},
