@@ -77,4 +77,4 @@ def advice_overestimating(seeds: Sequence[int], critic: str) -> str:
 
 
 def _remedy(critic: str) -> str:
-    return "--critic layernorm" if critic == PLAIN else "--critic cautious or fewer updates per step (--utd)"
+    return "--critic four" if critic == PLAIN else "--critic cautious or fewer updates per step (--utd)"
