@@ -115,11 +115,12 @@ def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
     "shape",
     [
         MlpShape(11, 1, 32, layer_norm=True),
+        MlpShape(11, 1, 32, layer_norm=True, alternating=True),
         MlpShape(11, 3, 32, feature_norm=True),
         MlpShape(11, 1, 32, layer_norm=True, feature_norm=True),
         ResidualShape(11, 1, 32, blocks=2),
     ],
-    ids=["layer norm", "features", "both", "residual"],
+    ids=["layer norm", "alternating", "features", "both", "residual"],
 )
 def test_normalised_networks_are_nearly_the_same(shape, normal):
     passes = passes_of(shape)
