@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.protocol import Relevance
 from synther_replay.replay.background import is_background
-from synther_replay.replay.mixing import check_real_ratio
+from synther_replay.replay.mixing import changed_real_ratio, check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
@@ -91,6 +91,18 @@ class SourceOptions:
     def __getstate__(self) -> dict[str, Any]:
         """State for pickle and deepcopy, without the hook, as in `SyntheticSource`."""
         return {**vars(self), "on_refit": None}
+
+    def with_real_ratio(self, real_ratio: float, source: SyntheticSource | None) -> SourceOptions:
+        """Set the ratio of a source that `build` made; None if it did not make one yet: the options for it.
+
+        Raises:
+            ValueError: See `changed_real_ratio`.
+        """
+        real_ratio = changed_real_ratio(self.real_ratio, real_ratio)
+        if source is None:
+            return replace(self, real_ratio=real_ratio)
+        source.real_ratio = real_ratio
+        return self
 
     def check(self, spec: TransitionSpec) -> None:
         """Raise ValueError if `build` would refuse rows of this spec as too long, for example images."""

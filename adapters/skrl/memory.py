@@ -95,8 +95,12 @@ class SynthERMemory(RandomMemory):
 
     @property
     def real_ratio(self) -> float:
-        """Share of each batch that is real."""
+        """Share of each batch that is real; can be set during a run if the memory was made with less than 1."""
         return self._options.real_ratio if self.source is None else self.source.real_ratio
+
+    @real_ratio.setter
+    def real_ratio(self, real_ratio: float) -> None:
+        self._options = self._options.with_real_ratio(real_ratio, self.source)
 
     def create_tensor(self, name: str, *, size: Any, **options: Any) -> bool:
         """Create a tensor, as in skrl; the spaces of observations, states and actions are remembered."""
@@ -167,7 +171,7 @@ class SynthERMemory(RandomMemory):
         return {
             "tensors": {name: tensor.clone() for name, tensor in self.tensors.items()},
             "indices": {name: getattr(self, name) for name in _INDICES},
-            "source": None if self.source is None or self.real_ratio == 1.0 else self.source.state_dict(),
+            "source": None if self.source is None or self._options.real_ratio == 1.0 else self.source.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -161,8 +161,12 @@ class SynthERReplayBuffer(Forwarding):
 
     @property
     def real_ratio(self) -> float:
-        """Share of each batch that is real."""
+        """Share of each batch that is real; can be set during a run if the buffer was made with less than 1."""
         return self._options.real_ratio if self.source is None else self.source.real_ratio
+
+    @real_ratio.setter
+    def real_ratio(self, real_ratio: float) -> None:
+        self._options = self._options.with_real_ratio(real_ratio, self.source)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""

@@ -1224,11 +1224,23 @@ def test_a_bug_in_a_generator_is_a_warning_and_learning_goes_on(fake, when):
     assert trained.num_timesteps == 150
 
 
-def test_the_real_ratio_is_told_and_setting_it_is_an_error_instead_of_nothing(fake):
+def test_the_real_ratio_can_be_changed_during_a_run(fake):
     _, trained = with_fake(fake)
-    assert trained.replay_buffer.real_ratio == trained.replay_buffer.source.real_ratio
-    with pytest.raises(AttributeError, match="real_ratio"):
-        trained.replay_buffer.real_ratio = 0.9
+    trained.learn(60)
+    buffer = trained.replay_buffer
+    for ratio, synthetic in ((0.5, 10), (0.75, 5), (1.0, 0), (0.0, 20)):
+        buffer.real_ratio = ratio
+        assert buffer.real_ratio == ratio
+        assert int(buffer.sample(20).is_synthetic.sum()) == synthetic
+    with pytest.raises(ValueError, match=r"real_ratio: expected a number from 0 to 1, got 1\.5"):
+        buffer.real_ratio = 1.5
+    assert buffer.real_ratio == 0.0
+
+
+def test_a_buffer_made_as_a_plain_one_stays_plain(fake):
+    _, trained = with_fake(fake, real_ratio=1)
+    with pytest.raises(ValueError, match="real_ratio: this buffer was made with 1"):
+        trained.replay_buffer.real_ratio = 0.5
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=repr)

@@ -100,6 +100,19 @@ def test_a_batch_holds_exactly_the_share_of_real_rows(real_ratio, real, num_envs
     assert memory.source.steps == 20 * num_envs
 
 
+def test_the_share_of_real_rows_can_be_changed_during_a_run():
+    memory = make()
+    for ratio, real in ((0.5, 8), (1.0, 16), (0.25, 4)):
+        memory.real_ratio = ratio
+        (batch,) = memory.sample(NAMES, batch_size=16)
+        assert (memory.real_ratio, int(is_real(batch).sum())) == (ratio, real)
+    memory = SynthERMemory(memory_size=50, num_envs=1, device="cpu", generator=Marked())
+    memory.real_ratio = 0.75
+    assert filled(created(memory), 20).source.real_ratio == 0.75
+    with pytest.raises(ValueError, match="real_ratio: this buffer was made with 1"):
+        make(real_ratio=1).real_ratio = 0.5
+
+
 def test_before_the_first_refit_all_rows_are_real():
     (batch,) = make(schedule={"start": 100}).sample(NAMES, batch_size=16)
     assert is_real(batch).all()

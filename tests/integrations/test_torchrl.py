@@ -260,6 +260,20 @@ def test_sample_takes_a_batch_size_and_returns_info_when_asked(wrap):
     assert torch.equal(batch["index"], info["index"])
 
 
+def test_the_share_of_real_rows_can_be_changed_during_a_run(wrap):
+    buffer = wrap()
+    buffer.real_ratio = 0.25  # before the first rows, too
+    fill(buffer)
+    for ratio, synthetic in ((0.25, 6), (1.0, 0), (0.5, 4)):
+        buffer.real_ratio = ratio
+        batch = buffer.sample(8)
+        assert buffer.real_ratio == ratio
+        assert int((batch[REWARD] < 0).sum()) == synthetic
+    assert buffer.source.steps == 20
+    with pytest.raises(ValueError, match="real_ratio: this buffer was made with 1"):
+        wrap(real_ratio=1).real_ratio = 0.5
+
+
 def test_index_is_in_the_batches_of_tensordict_buffers_only(wrap):
     assert "index" in names(fill(wrap()).sample())
     batch, info = fill(wrap(REAL["untyped"]())).sample(return_info=True)
