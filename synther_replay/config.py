@@ -35,6 +35,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "float | None": (Real, type(None)),
     "tuple[float, float]": (tuple,),
 }
+_KIND_WORDS = {Integral: "a whole number", Real: "a number", bool: "True or False", str: "a name", type(None): "None"}
+_KIND_WORDS |= {tuple: "two numbers"}
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class GeneratorConfig:
             kinds = _KINDS[str(field.type)]
             value = getattr(self, field.name)
             fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-            _require(self, field.name, fits, " or ".join(kind.__name__ for kind in kinds))
+            _require(self, field.name, fits, " or ".join(_KIND_WORDS.get(kind, kind.__name__) for kind in kinds))
             if isinstance(value, Real) and not isinstance(value, bool):
                 _require(self, field.name, math.isfinite(value), "a finite number")
                 # NumPy numbers cannot be written to JSON
@@ -251,7 +253,7 @@ class GeneratorConfig:
         if dim > _MOST_CODES:
             raise ValueError(
                 f"generator: a transition has {dim:,} values, the limit is {_MOST_CODES:,}; encode long observations, "
-                "such as images, into features before they are stored, or set real_ratio=1 for plain replay"
+                "such as images, into features before they are stored; with real_ratio=1 buffers do without a generator"
             )
         long = dim > self.embedding and not self.squeeze_rows
         direct = long and dim > self.width and self.direct_rows

@@ -9,10 +9,10 @@ Per column of a row:
 * Values that lie exactly on a bound in many rows (saturated actions, a speed limit) are moved outwards by half a
   standard deviation, and clipping restores them. A continuous model would otherwise smear such a point mass. With
   `find_limits`, the smallest and largest value of observations and rewards also count as bounds if they are frequent.
-* A discrete value among n is encoded by its ceil(log2 n) binary digits as -1 and +1 ("analog bits", Chen et al. 2022).
-  If n is not a power of two, digit patterns beyond the highest value decode to the highest value.
+* A discrete value is encoded by its binary digits, see `categories`.
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 when decoding.
-* With `exact`, a column with few distinct values decodes to the nearest of them, see `levels`; and rewards of
+* With `exact`, a column with few distinct values decodes to the nearest of them, see `levels`, and a discrete one to a
+  value that the data have; and rewards of
   terminated rows are shifted and scaled to the distribution of the others. `restore_terminal_rewards` undoes that once
   `terminated` is known, so a bonus at the end of an episode always goes with the end. Values that many rows of an
   observation or reward have exactly come back exactly, see `atoms`.
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from synther_replay.common.stacks import take_rows
 from synther_replay.data.atoms import MAX_ATOMS, close_gaps, find_atoms, gap_widths, open_gaps
+from synther_replay.data.categories import Categories
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
 from synther_replay.data.squashing import squash, unsquashed
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
@@ -52,7 +53,7 @@ _WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
 _BLOCK = 65_536  # rows encoded at once, over all models
 _LARGEST_RAW_REWARD = 3.0  # standard deviation up to which rewards can stay un-normalised; the model's data has 1
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
-_EXACT_STATISTICS = ("levels", "terminal", "atoms", "gap")
+_EXACT_STATISTICS = ("levels", "terminal", "atoms", "gap", "present")
 
 
 class TransitionCodec:
@@ -99,17 +100,11 @@ class TransitionCodec:
         width = self._high.double() - self._low.double()
         squashed = self._is_action & (width > 0) & (width <= _WIDEST) & ~self._ordinal & unsquash_actions
         self._squashed = squashed.nonzero().flatten()
-        self._category_columns = torch.tensor([c for c, _, _ in categories], dtype=torch.long, device="cpu")
-        self._category_low = torch.tensor([low for _, low, _ in categories], dtype=torch.float32, device="cpu")
-        self._category_high = torch.tensor([high for _, _, high in categories], dtype=torch.float32, device="cpu")
-        digits = [(int(high - low)).bit_length() for _, low, high in categories]
-        self._digit_owner = torch.tensor(
-            [k for k, n in enumerate(digits) for _ in range(n)], dtype=torch.long, device="cpu"
-        )
-        self._digit_value = torch.tensor([2.0**j for n in digits for j in range(n)], dtype=torch.float32, device="cpu")
-        self.code_dim = len(plain) + len(self._digit_value) + 1
+        self._categories = Categories(categories)
+        digits = self._categories.columns[self._categories.owners].tolist()
+        self.code_dim = len(plain) + len(digits) + 1
         self._reward = plain.index(spec.rewards.start)
-        coded = [*plain, *(categories[owner][0] for owner in self._digit_owner), spec.terminated.start]
+        coded = [*plain, *digits, spec.terminated.start]
         self._coded = torch.tensor(coded, dtype=torch.long, device="cpu")  # the column of each code
         self._feature_columns = torch.tensor(
             [code for code in range(len(coded) - 1) if code != self._reward], dtype=torch.long, device="cpu"
@@ -120,7 +115,12 @@ class TransitionCodec:
         self._limits = torch.empty(2, 0, device="cpu")
 
     def fit(self, rows: Tensor, extremes: Tensor | None = None) -> None:
-        """Compute the statistics of finite rows ``(M, n, dim)``; `extremes` are further rows for the ranges alone."""
+        """Compute the statistics of finite rows ``(M, n, dim)``.
+
+        Args:
+            rows: The rows of the data, or a sample of them.
+            extremes: If they are a sample: further rows, for the ranges alone.
+        """
         self._move_to(rows.device)
         self.statistics = self._inexact(len(rows))
         self._index_columns()
@@ -132,6 +132,8 @@ class TransitionCodec:
                 self.statistics["terminal"] = find_shift(*self._rewards(rows))
             self.statistics |= self._atom_statistics(self._plain_values(some))
             self._index_columns()
+            if extremes is None:  # else the rows are a sample, which may lack rare categories
+                self.statistics["present"] = self._categories.present(rows)
 
         seen, digits_seen = self._ranges(*((rows,) if extremes is None else (rows, extremes)))
         sample = self._plain_values(some)
@@ -240,11 +242,9 @@ class TransitionCodec:
             levels = s["levels"][..., column]
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
         rows[..., self._plain] = plain
-        if len(self._category_columns):
-            digits = (codes[..., plain_end:digits_end] > 0).float() * self._digit_value
-            values = self._category_low.expand(*codes.shape[:-1], -1).clone()
-            values.index_add_(-1, self._digit_owner, digits)
-            rows[..., self._category_columns] = values.minimum(self._category_high)
+        if len(self._categories.columns):
+            values = self._categories.decode(codes[..., plain_end:digits_end], s["present"])
+            rows[..., self._categories.columns] = values
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite
 
@@ -282,6 +282,7 @@ class TransitionCodec:
             "levels": (MAX_LEVELS, len(self._plain)),
             "atoms": (MAX_ATOMS, len(self._plain)),
             "terminal": (1, 4),
+            "present": (len(self._categories.columns), self._categories.remembered),
         }
         for name, tensor in state.items():
             expected = shapes.get(name, (1, len(self._plain)))
@@ -301,6 +302,7 @@ class TransitionCodec:
             "terminal": no_shift(stack, self._plain.device),
             "atoms": torch.full((stack, MAX_ATOMS, columns), torch.inf, **kind),
             "gap": torch.zeros(stack, 1, columns, **kind),
+            "present": self._categories.all_present(stack),
         }
 
     def _index_columns(self) -> None:
@@ -380,9 +382,7 @@ class TransitionCodec:
 
     def _digits(self, rows: Tensor) -> Tensor:
         """Codes of categories and of the termination flag, ``(M, n, digits + 1)``."""
-        values = (rows[..., self._category_columns] - self._category_low)[..., self._digit_owner]
-        digits = torch.floor(values / self._digit_value) % 2 * 2 - 1
-        return torch.cat((digits, rows[..., self.spec.terminated]), dim=-1)
+        return torch.cat((self._categories.encode(rows), rows[..., self.spec.terminated]), dim=-1)
 
     def _encode_into(self, codes: Tensor, rows: Tensor) -> None:
         plain_end = len(self._plain)
@@ -441,6 +441,7 @@ class TransitionCodec:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
+        self._categories.move_to(device)
 
 
 def _sample_of(rows: int, device: torch.device) -> slice | Tensor:

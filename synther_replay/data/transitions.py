@@ -46,7 +46,9 @@ class Transitions:
     rows: Tensor
 
     def __post_init__(self) -> None:
-        """Check the shape."""
+        """Check type and shape."""
+        if not isinstance(self.rows, Tensor):
+            raise TypeError(f"rows: expected a tensor, got {type(self.rows).__name__}; for arrays use `from_arrays`")
         if self.rows.ndim < 2 or self.rows.shape[-1] != self.spec.dim:
             raise ValueError(f"rows: expected shape (..., n, {self.spec.dim}), got {tuple(self.rows.shape)}")
 

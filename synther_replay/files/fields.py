@@ -71,7 +71,7 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
                 raise ValueError(f"{other}, {root_of(name)}: two spellings of one field; keep one of them")
             found[key] = name
     following = next((name for name in names if _LOOKS_LIKE_NEXT.match(name)), None)
-    if following and NEXT_OBSERVATIONS not in spellings:
+    if following and OBSERVATIONS in spellings and NEXT_OBSERVATIONS not in spellings:
         raise ValueError(
             f"{NEXT_OBSERVATIONS}: missing; {following} looks like them: rename it, or remove it if the next "
             "observation of a row is that of the next row"

@@ -14,13 +14,14 @@ from synther_replay.files.fields import NEXT_OBSERVATIONS, OBSERVATIONS, REQUIRE
 from synther_replay.files.table import SPEC, Arrays, Column, Table, block_rows
 
 _ACTIONS = "actions"
+_MOST_CATEGORIES = 1_024  # of an observation that is one integer; one that can be larger counts or measures something
 
 
 def spec_of(table: Table) -> TransitionSpec:
     """Return the spec that the file holds, else an inferred one.
 
     Observations are unbounded. Actions have the range of the data, so that no generated one lies outside. Integers, one
-    per row, are categories from 0 to the largest one found.
+    per row, are categories from 0 to the largest one found; not in observations if some are negative or beyond 1,023.
 
     Raises:
         ValueError: A field is missing, or its arrays are no observations or actions.
@@ -41,11 +42,10 @@ def spec_of(table: Table) -> TransitionSpec:
     values = sum(int(np.prod(table.columns[key].shape)) for key in scanned)
     with closing(table.blocks(scanned, block_rows(values))) as blocks:  # errors close the file, too
         ranges = _ranges(blocks)
-    largest = {key: high for key, (_, high) in ranges.items()}
-    for key, high in largest.items():  # an observation may be reached as a next one only
-        if root_of(key) == NEXT_OBSERVATIONS:
-            own = OBSERVATIONS + key.removeprefix(NEXT_OBSERVATIONS)
-            ranges[own] = ranges[own][0], np.maximum(high, largest[own])
+    for key in [key for key in ranges if root_of(key) == NEXT_OBSERVATIONS]:
+        own = OBSERVATIONS + key.removeprefix(NEXT_OBSERVATIONS)  # which may be reached as a next one only
+        (low, high), (next_low, next_high) = ranges[own], ranges[key]
+        ranges[own] = np.minimum(low, next_low), np.maximum(high, next_high)
     return TransitionSpec.from_spaces(
         _space(OBSERVATIONS, table.columns, ranges), _space(_ACTIONS, table.columns, ranges)
     )
@@ -97,9 +97,12 @@ def _leaf_space(
 ) -> spaces.Box | spaces.Discrete:
     if _is_category(column):
         low, high = (int(limit.reshape(-1)[0]) for limit in ranges[key])
-        if low < 0:
+        if root_of(key) == _ACTIONS and low < 0:
             raise ValueError(f"{key}: expected integers of at least 0, got {low}")
-        return spaces.Discrete(high + 1)
+        if root_of(key) == _ACTIONS or 0 <= low <= high < _MOST_CATEGORIES:
+            return spaces.Discrete(high + 1)
+    if root_of(key) == _ACTIONS and column.dtype.kind in "iu":
+        return spaces.Box(*ranges[key], column.shape, column.dtype.type)
     if root_of(key) == _ACTIONS:
         # In float32, as rows are: of a wider type the bounds could lie between two numbers of float32.
         low32, high32 = (np.asarray(limit, np.float32) for limit in ranges[key])

@@ -46,15 +46,15 @@ class Windows:
         self.count = stream.count()
         self.number = max(1, math.ceil(self.count / (size or max(1, WINDOW_VALUES // stream.spec.dim))))
 
-    def first(self) -> tuple[Transitions, Tensor]:
-        """Read the first window, and apart from it the rows with the extreme values; all rows are checked.
+    def first(self) -> tuple[Transitions, Tensor | None]:
+        """Read the first window, and, if there are more, the rows with the extreme values of all; all rows are checked.
 
         Raises:
             ValueError: The stream changed, or a value is not valid.
         """
         extremes = _Extremes()
         rows = self.read(0, extremes.see)
-        return Transitions(self._stream.spec, rows), extremes.rows()
+        return Transitions(self._stream.spec, rows), extremes.rows() if self.number > 1 else None
 
     def read(self, number: int, see: Callable[[Transitions], None]) -> Tensor:
         """Read the window of a number, ``(n, dim)``; `see` is called with each block and may raise to stop.

@@ -80,14 +80,14 @@ class Examination:
         )
 
 
-def check_generated(spec: TransitionSpec, fresh: Transitions) -> None:
-    """Raise an error unless the rows that a generator made are valid transitions of the spec."""
+def check_generated(spec: TransitionSpec, fresh: Transitions, count: int) -> None:
+    """Raise an error unless a generator made `count` rows that are valid transitions of the spec."""
     if not isinstance(fresh, Transitions) or fresh.spec != spec or fresh.rows.ndim != 2:
         raise TypeError(
             f"generator: sample returned {_described(fresh)}, expected Transitions of spec {spec.to_json()}"
         )
-    if not len(fresh):
-        raise GenerationError("generator: sample returned no rows")
+    if len(fresh) != count:
+        raise GenerationError(f"generator: sample({count}) returned {len(fresh)} rows")
     try:
         fresh.check()
     except ValueError as error:

@@ -30,9 +30,7 @@ def changed_real_ratio(made_with: float, real_ratio: float) -> float:
         ValueError: It is no ratio, or the buffer was made as a plain one: nothing was checked that a generator needs.
     """
     if made_with == 1.0:
-        raise ValueError(
-            "real_ratio: this buffer was made with 1, as a plain one; make it with less to change it"
-        )
+        raise ValueError("real_ratio: this buffer was made with 1, as a plain one; make it with less to change it")
     return check_real_ratio(real_ratio)
 
 

@@ -19,7 +19,7 @@ import torch
 from synther_replay.common.cancelling import check_cancelled
 from synther_replay.protocols import Generator, Stateful
 from synther_replay.replay.fits import RefitResult
-from synther_replay.replay.worker import LOG, RESULT, TASK, RefitTask
+from synther_replay.replay.worker import LOG, RESULT, TASK, RefitTask, write
 
 # Not `multiprocessing`: its processes import the user's script, which then must be guarded by `__name__`.
 _PROGRAM = """
@@ -59,7 +59,7 @@ class RefitProcess:
         """
         folder = tempfile.mkdtemp(prefix="synther-refit-")
         try:
-            torch.save(self._task, Path(folder, TASK))
+            write(self._task, Path(folder, TASK))
             check_cancelled()
             return self._run(folder)
         finally:

@@ -64,6 +64,8 @@ class RingBuffer:
 
     def add(self, transitions: Transitions) -> None:
         """Append transitions; a full buffer overwrites the oldest."""
+        if not isinstance(transitions, Transitions):
+            raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
         if transitions.spec != self.spec:
             raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
         rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]

@@ -216,7 +216,7 @@ class SyntheticRows:
         return RefitJob(
             fit,
             rows=rows,
-            check=functools.partial(check_generated, self.spec),
+            check=functools.partial(check_generated, self.spec, count=rows),
             steps=steps,
             real_rows=real_rows,
             source=self._identity,
@@ -350,7 +350,7 @@ class SyntheticRows:
         self._let_job_end()
         draw, plan = self.generator.sample, self._plan
         fresh = draw(rows) if plan is None else plan.sample(draw, rows)
-        check_generated(self.spec, fresh)
+        check_generated(self.spec, fresh, rows)
         return fresh
 
     def to(self, device: torch.device | str) -> Self:

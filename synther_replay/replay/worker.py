@@ -64,7 +64,8 @@ class RefitTask:
         real = Transitions(self.spec, self.real)
         plan: Any = self.plan if guide is None else functools.partial(guide.plan, real, self.steps)
         # Rows of several runs have one more axis.
-        check = functools.partial(check_generated, self.spec) if self.real.ndim == 2 else Transitions.check
+        one = functools.partial(check_generated, self.spec, count=self.rows)
+        check = one if self.real.ndim == 2 else Transitions.check
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             job = RefitJob(new_fit(generator, real, self.options, plan), rows=self.rows, check=check, steps=self.steps)
@@ -86,8 +87,21 @@ def main(folder: str, parent: int) -> None:
     except Exception as error:
         outcome = _portable(error)
     unfinished = Path(folder, f"{RESULT}.part")
-    torch.save(outcome, unfinished)
+    write(outcome, unfinished)
     unfinished.replace(Path(folder, RESULT))
+
+
+def write(value: Any, path: Path) -> None:
+    """Write a task or a result.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        torch.save(value, path)
+    except (OSError, RuntimeError) as error:  # of a full disk torch says something about positions in the file
+        message = f"{path}: cannot be written ({error}); if the disk is full, TMPDIR chooses another folder"
+        raise OSError(message) from error
 
 
 def _portable(error: Exception) -> Exception:

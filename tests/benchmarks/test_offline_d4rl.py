@@ -97,7 +97,7 @@ class TestRefusals:
             (["--data", "synther", "--rows", "0"], "rows: "),
             (["--data", "synther", "--set", "width"], "set: expected NAME=VALUE, got 'width'"),
             (["--data", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
-            (["--data", "mixed", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
+            (["--data", "mixed", "--set", "width=wide"], "width: expected a whole number, got 'wide'"),
             (["--data", "mixed", "--set", "widht=64"], "widht"),
             (["--data", "mixed", "--real-ratio", "1.5"], "real_ratio: expected a number from 0 to 1, got 1.5"),
             (["--preset", "tiny"], "--preset: requires --data synther or mixed, got --data real"),

@@ -56,7 +56,7 @@ class TestRefusals:
             (["--algo", "sac", "--real-ratio", "0.5"], "--real-ratio: --algo sac uses real rows only"),
             (["--algo", "synther", "--set", "width"], "set: expected NAME=VALUE, got 'width'"),
             (["--algo", "synther", "--set", "width=7"], "width: expected a multiple of 8"),
-            (["--algo", "synther", "--set", "width=wide"], "width: expected Integral, got 'wide'"),
+            (["--algo", "synther", "--set", "width=wide"], "width: expected a whole number, got 'wide'"),
             (["--algo", "synther", "--set", "widht=64"], "widht"),
             (["--algo", "synther", "--set", "=64"], "--set: unknown setting ''"),
             (["--algo", "sac", "--critic", "layer-norm"], "layernorm"),

@@ -37,6 +37,7 @@ from synther_replay.common.requests import in_learners_thread
 from synther_replay.errors import DivergedError
 from synther_replay.relevance import Curiosity
 from synther_replay.replay.background import BackgroundRefit
+from synther_replay.replay.worker import write
 from synther_replay.watching import RefitLog, read_history
 
 SPEC = TransitionSpec.from_spaces(gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (1,)))
@@ -159,6 +160,11 @@ def test_the_default_lag_is_half_of_the_interval(device: str):
 def test_bad_options_are_refused(options: dict[str, Any], word: str):
     with pytest.raises((TypeError, ValueError), match=word):
         buffer(**options)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
+    with pytest.raises(OSError, match=r"task\.pt: cannot be written .*TMPDIR"):
+        write(rows(), tmp_path / "gone" / "task.pt")
 
 
 class Plain:

@@ -571,13 +571,13 @@ def test_4_sampling_never_sees_half_a_refit(refitted, fake, numbered, when):
     assert set(batch.rewards[~is_real(batch)].tolist()) == {-2.0}
 
 
-def test_4_rows_that_do_not_fit_the_store_are_not_taken(refitted, fake, numbered, same):
+def test_4_more_rows_than_asked_for_are_not_taken(refitted, fake, numbered, same):
     buffer = refitted(capacity=40)
     before, generator = buffer.store.state_dict(), fake.state_dict()
     sample = fake.sample
     fake.sample = lambda n: sample(n + 1)
     buffer.add(numbered(10, 10))
-    with pytest.warns(RuntimeWarning, match="at most 40 rows"):
+    with pytest.warns(RuntimeWarning, match="returned 41 rows"):
         buffer.sample(8)
     assert fake.state_dict() == generator
     assert same(buffer.store.rows, before["rows"])
@@ -1197,7 +1197,7 @@ def test_foreign_actions_outside_the_space_and_empty_answers_are_not_stored():
     assert len(rows) == 40
     wild = Transitions(spec, data.rows.clone())
     wild.rows[3, spec.actions] = 5.0
-    for answer, message in ((wild, "outside the action space"), (data[:0], "no rows")):
+    for answer, message in ((wild, "outside the action space"), (data[:0], "returned 0 rows")):
         foreign.answer = answer
         with pytest.warns(RuntimeWarning, match=message):
             assert buffer.refit_or_warn() is None

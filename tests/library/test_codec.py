@@ -647,6 +647,39 @@ def test_digits_of_no_value_become_the_highest_value(n, start):
     assert torch.equal(Transitions(spec, decoded).actions, values.clamp(max=start + n - 1))
 
 
+@pytest.mark.parametrize("start", [0, -2])
+def test_values_that_the_data_lack_become_the_nearest_ones_that_they_have(start):
+    spec = spec_of(action=spaces.MultiDiscrete([6, 3, 5_000], start=[start] * 3))
+    rows = random_rows(spec, 200).repeat(2, 1, 1)
+    columns = range(spec.actions.start, spec.actions.stop)
+    rows[0, :, columns[0]] = start + torch.arange(200) % 2 * 4  # 0 and 4
+    rows[1, :, columns[0]] = start + torch.arange(200) % 3 + 1  # 1, 2 and 3
+    rows[..., columns[2]] = start + torch.arange(200) * 7
+    codec = TransitionCodec(spec)
+    codec.fit(rows)
+    codes = torch.randn(2, 400, codec.code_dim)
+    decoded = codec.decode(codes)[0]
+    found = [decoded[model, :, columns[0]] - start for model in (0, 1)]
+    digits = codes[:, :, codec.codes_of(slice(columns[0], columns[0] + 1))]
+    for model, values in enumerate(([0, 4], [1, 2, 3])):
+        patterns = torch.tensor([[value >> place & 1 for place in range(3)] for value in values]) * 2.0 - 1
+        nearest = torch.cdist(digits[model], patterns).argmin(1)
+        assert torch.equal(found[model], torch.tensor(values, dtype=torch.float32)[nearest])
+    assert set(decoded[..., columns[1]].flatten().tolist()) == {start + value for value in range(3)}
+    others = set(decoded[..., columns[2]].flatten().tolist()) - set(rows[..., columns[2]].flatten().tolist())
+    assert others, "of so many values it is not remembered which ones there are"
+    assert torch.equal(loaded_codec(codec, spec).decode(codes)[0], decoded)
+    inexact = TransitionCodec(spec, exact=False)
+    inexact.fit(rows)
+    assert start in inexact.decode(codes)[0][1, :, columns[0]].tolist()
+
+
+def loaded_codec(codec, spec):
+    other = TransitionCodec(spec)
+    other.load_state_dict(codec.state_dict(), torch.device("cpu"))
+    return other
+
+
 # --- codes that are not numbers ---------------------------------------------------------------------------------------
 
 

@@ -268,6 +268,33 @@ def test_the_spec_of_other_files_is_inferred(tmp_path):
     assert (space.low.min(), space.high.max()) == (-0.5, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("values", "space"),
+    [
+        (np.arange(20) % 4, spaces.Discrete(7)),  # the largest one is a next observation
+        (np.arange(20) % 4 - 3, spaces.Box(-(2**15), 2**15 - 1, (), np.int16)),
+        (np.arange(20) * 100, spaces.Box(-(2**15), 2**15 - 1, (), np.int16)),
+    ],
+    ids=["categories", "negative", "many"],
+)
+def test_an_observation_that_is_one_integer_is_a_category_if_it_can_be_one(tmp_path, values, space):
+    data = raw(20)
+    del data["timeouts"], data["observations"]
+    values = values.astype(np.int16)
+    data |= {"observations/place": values, "next_observations/place": values + np.int16(3)}
+    save(tmp_path / "places.npz", data)
+    found = open_file(tmp_path / "places.npz").spec.observation_space
+    assert found["place"] == space
+    assert read(tmp_path / "places.npz").observations["place"].tolist() == values.tolist()
+
+
+def test_several_integers_as_an_action_stay_integers(tmp_path):
+    data = raw(20) | {"actions": np.stack((np.arange(20) % 3 - 1, np.arange(20)), 1)}
+    save(tmp_path / "integers.npz", data)
+    space = open_file(tmp_path / "integers.npz").spec.action_space
+    assert (space.low.tolist(), space.high.tolist(), space.dtype) == ([-1, 0], [1, 19], data["actions"].dtype)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_bad_fields_are_named(tmp_path, suffix):
     path = tmp_path / f"bad{suffix}"
@@ -310,6 +337,14 @@ def test_next_observations_under_another_name_are_refused(tmp_path, name):
         open_file(path)
     save(path, data | {name: data["observations"], "next_observations": data["observations"]})
     assert open_file(path).rows == 20
+
+
+def test_single_columns_are_no_next_observations(tmp_path):
+    path, data = tmp_path / "flat.npz", raw(20)
+    observations = data.pop("observations")
+    save(path, data | {"obs_1": observations[:, 0], "obs_2": observations[:, 1]})
+    with pytest.raises(FileError, match="observations: missing; found actions"):
+        open_file(path)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

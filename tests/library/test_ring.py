@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -109,6 +110,14 @@ def test_transitions_of_another_spec_are_refused(filled, same):
     with pytest.raises(ValueError, match=r"transitions: got spec .*, expected "):
         ring.add(Transitions(other, torch.zeros(2, other.dim)))
     assert same(ring.state_dict(), before)
+
+
+@pytest.mark.parametrize("wrong", [None, np.zeros((2, 7))], ids=["None", "array"])
+def test_what_is_not_transitions_is_refused(filled, spec, wrong):
+    with pytest.raises(TypeError, match="transitions: expected Transitions, got"):
+        filled([]).add(wrong)
+    with pytest.raises(TypeError, match="rows: expected a tensor, got"):
+        Transitions(spec, wrong)
 
 
 def test_transitions_of_an_equal_spec_are_taken(filled, spec):
