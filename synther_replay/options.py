@@ -1,4 +1,4 @@
-"""SourceOptions: the options that all adapters share, and the `SyntheticSource` built from them."""
+"""SourceOptions: the options that all adapters share, and the `SyntheticSource` built from them; HasRealRatio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.protocol import Relevance
 from synther_replay.replay.background import is_background
-from synther_replay.replay.mixing import changed_real_ratio, check_real_ratio
+from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
 from synther_replay.replay.source import SyntheticSource
@@ -92,18 +92,6 @@ class SourceOptions:
         """State for pickle and deepcopy, without the hook, as in `SyntheticSource`."""
         return {**vars(self), "on_refit": None}
 
-    def with_real_ratio(self, real_ratio: float, source: SyntheticSource | None) -> SourceOptions:
-        """Set the ratio of a source that `build` made; None if it did not make one yet: the options for it.
-
-        Raises:
-            ValueError: See `changed_real_ratio`.
-        """
-        real_ratio = changed_real_ratio(self.real_ratio, real_ratio)
-        if source is None:
-            return replace(self, real_ratio=real_ratio)
-        source.real_ratio = real_ratio
-        return self
-
     def check(self, spec: TransitionSpec) -> None:
         """Raise ValueError if `build` would refuse rows of this spec as too long, for example images."""
         if self.real_ratio < 1.0 and not isinstance(self.generator, Generator):
@@ -142,3 +130,37 @@ def make_generator(value: Any, spec: TransitionSpec, *, device: torch.device, se
 
 
 SyntheticSource.make_generator = staticmethod(make_generator)
+
+
+class HasRealRatio:
+    """The share of real rows of an adapter's buffer, which can be changed during a run.
+
+    A buffer that was made with 1 is plain and stays so: nothing was checked that a generator needs.
+
+    Attributes:
+        source: The source; None until rows tell the layout.
+    """
+
+    source: SyntheticSource | None
+    _options: SourceOptions  # of the source that is not made yet
+    _made_with: float | None = None  # the ratio at first; None in files of earlier versions, where it did not change
+
+    @property
+    def real_ratio(self) -> float:
+        """Share of each batch that is real; can be set during a run if the buffer was made with less than 1."""
+        return self._options.real_ratio if self.source is None else self.source.real_ratio
+
+    @real_ratio.setter
+    def real_ratio(self, real_ratio: float) -> None:
+        real_ratio = check_real_ratio(real_ratio)
+        if self._is_plain and real_ratio < 1.0:
+            raise ValueError("real_ratio: this buffer was made with 1, as a plain one; make it with less to change it")
+        if self.source is None:
+            self._options = replace(self._options, real_ratio=real_ratio)
+        else:
+            self.source.real_ratio = real_ratio
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether it was made with 1 and did not load the state of another ratio."""
+        return self.real_ratio == 1.0 and self._made_with in (None, 1.0)

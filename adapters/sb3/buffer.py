@@ -27,9 +27,8 @@ from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.common.short_forms import expected_names
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
-from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.latents import Latents
-from synther_replay.replay.mixing import changed_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
 
@@ -84,7 +83,7 @@ def _refuse_unknown(cls: type[SynthERBuffer], names: Iterable[str]) -> None:
             raise TypeError(f"{cls.__name__}: unknown option {name!r}; {expected_names(name, known)}")
 
 
-class SynthERBuffer(NStepReplayBuffer):
+class SynthERBuffer(HasRealRatio, NStepReplayBuffer):
     """SB3's replay buffer with generated transitions mixed into its batches.
 
     Pass options through ``replay_buffer_kwargs``. For `Dict` observations the constructor returns a
@@ -129,7 +128,6 @@ class SynthERBuffer(NStepReplayBuffer):
     """
 
     latents: Latents | None = None
-    _is_plain = False  # whether it was made with ``real_ratio=1``; files of older versions lack it
     has_goals = False  # whether the goal is a field of rows beside the observation
     _rows_type: type[RealRows] = RealRows
 
@@ -218,7 +216,7 @@ class SynthERBuffer(NStepReplayBuffer):
         self.added = 0  # calls of `add` so far
         self._counted = 0  # calls of `add` already counted in `source.steps`
         self._checked = False  # whether the shapes of added transitions were checked
-        self.latents, self._is_plain = latents, options.real_ratio == 1.0
+        self.latents, self._made_with = latents, options.real_ratio
         rows_of = (self, spec, options.seed, self.device)
         self._real: RealRows = self._rows_type(*rows_of) if latents is None else LatentRows(latents, *rows_of)
         self.source: SyntheticSource = options.build(self._real, spec, self.device)
@@ -249,15 +247,6 @@ class SynthERBuffer(NStepReplayBuffer):
         """
         buffer: SynthERBuffer = adopted(cls, plain, device, options)
         return buffer
-
-    @property
-    def real_ratio(self) -> float:
-        """Share of each batch that is real; can be set during a run if the buffer was made with less than 1."""
-        return self.source.real_ratio
-
-    @real_ratio.setter
-    def real_ratio(self, real_ratio: float) -> None:
-        self.source.real_ratio = changed_real_ratio(1.0 if self._is_plain else 0.0, real_ratio)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""

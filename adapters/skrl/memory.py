@@ -15,7 +15,7 @@ from torch import Tensor
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
-from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.batch import synthetic_mask
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -24,7 +24,7 @@ _MARK = "is_synthetic"
 _INDICES = "memory_index", "env_index", "filled"
 
 
-class SynthERMemory(RandomMemory):
+class SynthERMemory(HasRealRatio, RandomMemory):
     """skrl's `RandomMemory` with generated transitions mixed into its batches.
 
     For agents that store single transitions: SAC, TD3, DDPG, DQN and DDQN. Spaces are those that the agent creates its
@@ -82,6 +82,7 @@ class SynthERMemory(RandomMemory):
             refit=refit,
             lag=lag,
         )
+        self._made_with = self._options.real_ratio
         self._spaces: dict[str, spaces.Space[Any]] = {}
         self._names: tuple[str, ...] = ()  # tensors in the order of the columns of a row
         self._last: tuple[int, Tensor] | None = None  # size of the last mixed batch and places of its real rows
@@ -92,15 +93,6 @@ class SynthERMemory(RandomMemory):
         synthetic, refits = (0, 0) if self.source is None else (len(self.source.store), self.source.refits)
         sizes = f"{len(self)} real, {synthetic} synthetic"
         return f"SynthERMemory({sizes}, real_ratio={self.real_ratio}, refits={refits})"
-
-    @property
-    def real_ratio(self) -> float:
-        """Share of each batch that is real; can be set during a run if the memory was made with less than 1."""
-        return self._options.real_ratio if self.source is None else self.source.real_ratio
-
-    @real_ratio.setter
-    def real_ratio(self, real_ratio: float) -> None:
-        self._options = self._options.with_real_ratio(real_ratio, self.source)
 
     def create_tensor(self, name: str, *, size: Any, **options: Any) -> bool:
         """Create a tensor, as in skrl; the spaces of observations, states and actions are remembered."""
@@ -171,7 +163,7 @@ class SynthERMemory(RandomMemory):
         return {
             "tensors": {name: tensor.clone() for name, tensor in self.tensors.items()},
             "indices": {name: getattr(self, name) for name in _INDICES},
-            "source": None if self.source is None or self._options.real_ratio == 1.0 else self.source.state_dict(),
+            "source": None if self.source is None or self._is_plain else self.source.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from synther_replay.adapters.torchrl.rows import (
     written,
 )
 from synther_replay.common.trees import on_cpu
-from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -41,7 +41,7 @@ _FILE = "synther.safetensors"  # written to the folder of the real buffer's file
 _STATE = "_synther"  # key in the state of the real buffer
 
 
-class SynthERReplayBuffer(Forwarding):
+class SynthERReplayBuffer(HasRealRatio, Forwarding):
     """Wraps a TorchRL replay buffer of transitions and mixes generated transitions into its batches.
 
     Batches hold the entries of a transition, the flags of the data, the info of the real buffer (index, priority
@@ -142,6 +142,7 @@ class SynthERReplayBuffer(Forwarding):
             refit=refit,
             lag=lag,
         )
+        self._made_with = self._options.real_ratio
         self._keys = TransitionKeys.of(observation_keys, action_key, reward_key, terminated_key)
         self._specs = (action_spec, observation_spec)
         self._wanted_device = device
@@ -158,15 +159,6 @@ class SynthERReplayBuffer(Forwarding):
             self._counted = self._total() - len(real)
             if len(real):
                 self._make_source()
-
-    @property
-    def real_ratio(self) -> float:
-        """Share of each batch that is real; can be set during a run if the buffer was made with less than 1."""
-        return self._options.real_ratio if self.source is None else self.source.real_ratio
-
-    @real_ratio.setter
-    def real_ratio(self, real_ratio: float) -> None:
-        self._options = self._options.with_real_ratio(real_ratio, self.source)
 
     def __repr__(self) -> str:
         """Sizes and ratio."""
@@ -217,7 +209,7 @@ class SynthERReplayBuffer(Forwarding):
             return_info: Whether to return ``(batch, info)``. Synthetic rows have index -1 and weight 1.
             include_info: As in `TensorDictReplayBuffer` (deprecated there).
         """
-        if self.real_ratio == 1.0:
+        if self._is_plain:
             options = {} if include_info is None else {"include_info": include_info}
             return self.real.sample(batch_size, return_info, **options)
         batch_size = self.real.batch_size if batch_size is None else batch_size
@@ -226,7 +218,7 @@ class SynthERReplayBuffer(Forwarding):
         if os.getpid() != self._process:
             raise RuntimeError(
                 "sample: this process was started with the buffer and can only write to it; sample in the process that "
-                "made it, or set real_ratio=1"
+                "made it, or make it with real_ratio=1"
             )
         check_sampler(self.real)  # it may have been replaced
         source = self._make_source()
@@ -299,14 +291,14 @@ class SynthERReplayBuffer(Forwarding):
 
     def _load(self, synthetic: dict[str, Any] | None, load_real: Callable[[], None]) -> None:
         """Load both parts. The synthetic part comes first if possible: a mismatch then changes nothing."""
-        if self.real_ratio < 1.0 and len(self.real):
+        if len(self.real) and not self._is_plain:
             self._make_source()
         before, was_empty = self._synthetic_state(), not len(self.real)
         if self.source is not None and synthetic is not None:
             self.source.load_state_dict(synthetic)
         try:
             load_real()
-            if self.source is None and synthetic is not None and self.real_ratio < 1.0:
+            if self.source is None and synthetic is not None and not self._is_plain:
                 self._awaited = synthetic  # kept until data determine the layout
                 if len(self.real):
                     self._make_source()
@@ -345,7 +337,7 @@ class SynthERReplayBuffer(Forwarding):
 
     def _check(self, data: Any) -> None:
         """Check keys, shapes and types of the first data; the storage checks later data."""
-        if self._checked or self.real_ratio == 1.0:
+        if self._checked or self._is_plain:
             return
         if not len(self.real.transform):  # a transform may change the keys
             first = data[0] if isinstance(data, list) and data else data
@@ -379,7 +371,7 @@ class SynthERReplayBuffer(Forwarding):
 def _batches(buffer: Any) -> Iterator[Any]:
     """Iterate over the batches of a `SynthERReplayBuffer`, or of a proxy of one."""
     real = buffer.real
-    if buffer.real_ratio == 1.0:
+    if buffer._is_plain:
         yield from real
         return
     if real.batch_size is None:

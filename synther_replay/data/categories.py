@@ -7,7 +7,7 @@ was trained for a short time makes, can be decoded to the nearest pattern of a v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,11 +56,13 @@ class Categories:
         values = (rows[..., self.columns] - self._low)[..., self.owners]
         return torch.floor(values / self._value) % 2 * 2 - 1
 
-    def decode(self, codes: Tensor, present: Tensor) -> Tensor:
-        """Values of codes ``(M, n, digits)``: ``(M, n, C)``, of each model only those that are `present`."""
+    def decode(self, codes: Tensor, present: Tensor | None = None) -> Tensor:
+        """Values of codes ``(M, n, digits)``: ``(M, n, C)``, of each model only those that are `present`, if given."""
         values = self._low.expand(*codes.shape[:-1], -1).clone()
         values.index_add_(-1, self.owners, (codes > 0).float() * self._value)
         values = values.minimum(self._high)
+        if present is None:
+            return values
         place = (values - self._low).long().clamp(max=self.remembered - 1)
         is_absent = ~present.gather(2, place.mT).mT
         if bool(is_absent.any()):
@@ -70,14 +72,20 @@ class Categories:
                 values[model, row, column] = self._low[column] + nearest
         return values
 
-    def present(self, rows: Tensor) -> Tensor:
-        """Which values the columns of rows ``(M, n, dim)`` have, bool ``(M, C, remembered)``, counted from the lowest.
+    def present(self, stack: int, blocks: Iterable[Tensor]) -> Tensor:
+        """Which values the columns of rows have, bool ``(M, C, remembered)``, counted from the lowest.
 
         A column of more than `MOST_REMEMBERED` values counts as having all.
+
+        Args:
+            stack: M, the number of models.
+            blocks: The rows, ``(M, n, dim)`` each.
         """
-        found = torch.zeros(len(rows), len(self.columns), self.remembered, dtype=torch.bool, device=rows.device)
-        place = (rows[..., self.columns] - self._low).long().clamp(0, self.remembered - 1)
-        return found.scatter_(2, place.mT, True) | ~self._is_remembered[:, None]
+        found = ~self._is_remembered[:, None].expand(stack, -1, self.remembered)
+        for rows in blocks:
+            place = (rows[..., self.columns] - self._low).long().clamp(0, self.remembered - 1)
+            found.scatter_(2, place.mT, True)
+        return found
 
     def all_present(self, stack: int) -> Tensor:
         """All values, as of data that have all."""
@@ -85,13 +93,11 @@ class Categories:
 
     def _nearest(self, codes: Tensor, present: Tensor, model: Tensor, column: int) -> Tensor:
         """The present value, counted from the lowest, whose digits are nearest to codes ``(k, digits)`` of a column."""
-        own = self.owners == column
-        number = torch.arange(self.remembered, device=codes.device)[:, None]
-        digits = torch.floor(number / self._value[own]) % 2 * 2 - 1
+        own, values = self.owners == column, present.any(0).nonzero()
+        digits = torch.floor(values / self._value[own]) % 2 * 2 - 1
+        size = max(1, _SCORES // len(values))
         found = [
-            (some @ digits.mT).masked_fill(~present[of], -torch.inf).argmax(1)
-            for some, of in zip(
-                codes[:, own].split(_SCORES // self.remembered), model.split(_SCORES // self.remembered), strict=True
-            )
+            (some @ digits.mT).masked_fill(~present[of][:, values.flatten()], -torch.inf).argmax(1)
+            for some, of in zip(codes[:, own].split(size), model.split(size), strict=True)
         ]
-        return torch.cat(found)
+        return values.flatten()[torch.cat(found)]

@@ -133,7 +133,7 @@ class TransitionCodec:
             self.statistics |= self._atom_statistics(self._plain_values(some))
             self._index_columns()
             if extremes is None:  # else the rows are a sample, which may lack rare categories
-                self.statistics["present"] = self._categories.present(rows)
+                self.statistics["present"] = self._categories.present(len(rows), self._blocks(rows))
 
         seen, digits_seen = self._ranges(*((rows,) if extremes is None else (rows, extremes)))
         sample = self._plain_values(some)
@@ -243,7 +243,8 @@ class TransitionCodec:
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
         rows[..., self._plain] = plain
         if len(self._categories.columns):
-            values = self._categories.decode(codes[..., plain_end:digits_end], s["present"])
+            present = s["present"] if self.exact else None
+            values = self._categories.decode(codes[..., plain_end:digits_end], present)
             rows[..., self._categories.columns] = values
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from synther_replay.files.fields import NEXT_OBSERVATIONS, OBSERVATIONS, REQUIRE
 from synther_replay.files.table import SPEC, Arrays, Column, Table, block_rows
 
 _ACTIONS = "actions"
+_LARGEST_INTEGER = 2**24  # of float32, which rows have
 _MOST_CATEGORIES = 1_024  # of an observation that is one integer; one that can be larger counts or measures something
 
 
@@ -42,13 +44,15 @@ def spec_of(table: Table) -> TransitionSpec:
     values = sum(int(np.prod(table.columns[key].shape)) for key in scanned)
     with closing(table.blocks(scanned, block_rows(values))) as blocks:  # errors close the file, too
         ranges = _ranges(blocks)
-    for key in [key for key in ranges if root_of(key) == NEXT_OBSERVATIONS]:
-        own = OBSERVATIONS + key.removeprefix(NEXT_OBSERVATIONS)  # which may be reached as a next one only
-        (low, high), (next_low, next_high) = ranges[own], ranges[key]
-        ranges[own] = np.minimum(low, next_low), np.maximum(high, next_high)
-    return TransitionSpec.from_spaces(
-        _space(OBSERVATIONS, table.columns, ranges), _space(_ACTIONS, table.columns, ranges)
-    )
+    columns = dict(table.columns)
+    for key in [key for key in columns if root_of(key) == NEXT_OBSERVATIONS]:
+        own = OBSERVATIONS + key.removeprefix(NEXT_OBSERVATIONS)  # which may have a value as a next one only
+        if own in columns:
+            columns[own] = replace(columns[own], dtype=np.result_type(columns[own].dtype, columns[key].dtype))
+        if own in ranges and key in ranges:
+            (low, high), (next_low, next_high) = ranges[own], ranges[key]
+            ranges[own] = np.minimum(low, next_low), np.maximum(high, next_high)
+    return TransitionSpec.from_spaces(_space(OBSERVATIONS, columns, ranges), _space(_ACTIONS, columns, ranges))
 
 
 def check_fields(columns: Iterable[str]) -> None:
@@ -101,7 +105,7 @@ def _leaf_space(
             raise ValueError(f"{key}: expected integers of at least 0, got {low}")
         if root_of(key) == _ACTIONS or 0 <= low <= high < _MOST_CATEGORIES:
             return spaces.Discrete(high + 1)
-    if root_of(key) == _ACTIONS and column.dtype.kind in "iu":
+    if root_of(key) == _ACTIONS and column.dtype.kind in "iu" and np.abs(ranges[key]).max() <= _LARGEST_INTEGER:
         return spaces.Box(*ranges[key], column.shape, column.dtype.type)
     if root_of(key) == _ACTIONS:
         # In float32, as rows are: of a wider type the bounds could lie between two numbers of float32.

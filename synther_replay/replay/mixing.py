@@ -23,17 +23,6 @@ def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool
     return real, batch_size - real
 
 
-def changed_real_ratio(made_with: float, real_ratio: float) -> float:
-    """Return `real_ratio` if a buffer that was made with a ratio can take it during a run.
-
-    Raises:
-        ValueError: It is no ratio, or the buffer was made as a plain one: nothing was checked that a generator needs.
-    """
-    if made_with == 1.0:
-        raise ValueError("real_ratio: this buffer was made with 1, as a plain one; make it with less to change it")
-    return check_real_ratio(real_ratio)
-
-
 def check_real_ratio(real_ratio: float) -> float:
     """Return the ratio as a float; raise ValueError unless it is in [0, 1] (NaN is rejected)."""
     if not isinstance(real_ratio, float | Real) or not 0.0 <= real_ratio <= 1.0:

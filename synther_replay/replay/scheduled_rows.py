@@ -127,7 +127,7 @@ class ScheduledRows(SyntheticRows):
         return pending
 
     def _restored_job(self, fit: Fit, steps: int, real_rows: int) -> RefitJob:
-        return self._job_of(fit, self.schedule.rows, steps, real_rows)
+        return self._job_of(fit, min(self.schedule.rows, self.store.capacity), steps, real_rows)
 
     def _warn_of(self, error: Exception, steps: int | None = None) -> None:
         """Tell of a refit that failed; `steps` are those of its begin, None: of now."""

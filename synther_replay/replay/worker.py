@@ -87,7 +87,11 @@ def main(folder: str, parent: int) -> None:
     except Exception as error:
         outcome = _portable(error)
     unfinished = Path(folder, f"{RESULT}.part")
-    write(outcome, unfinished)
+    try:
+        write(outcome, unfinished)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)  # there may be room for the error
+        write(_portable(error), unfinished)
     unfinished.replace(Path(folder, RESULT))
 
 

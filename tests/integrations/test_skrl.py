@@ -107,7 +107,8 @@ def test_the_share_of_real_rows_can_be_changed_during_a_run():
         (batch,) = memory.sample(NAMES, batch_size=16)
         assert (memory.real_ratio, int(is_real(batch).sum())) == (ratio, real)
     memory = SynthERMemory(memory_size=50, num_envs=1, device="cpu", generator=Marked())
-    memory.real_ratio = 0.75
+    for ratio in (1, 0.75):
+        memory.real_ratio = ratio
     assert filled(created(memory), 20).source.real_ratio == 0.75
     with pytest.raises(ValueError, match="real_ratio: this buffer was made with 1"):
         make(real_ratio=1).real_ratio = 0.5

@@ -261,17 +261,22 @@ def test_sample_takes_a_batch_size_and_returns_info_when_asked(wrap):
 
 
 def test_the_share_of_real_rows_can_be_changed_during_a_run(wrap):
-    buffer = wrap()
-    buffer.real_ratio = 0.25  # before the first rows, too
+    buffer = wrap(tensor_buffer(batch_size=8))
+    for ratio in (1.0, 0.25):  # before the first rows, too
+        buffer.real_ratio = ratio
     fill(buffer)
+    mixed = names(buffer.sample(8))
     for ratio, synthetic in ((0.25, 6), (1.0, 0), (0.5, 4)):
         buffer.real_ratio = ratio
-        batch = buffer.sample(8)
-        assert buffer.real_ratio == ratio
-        assert int((batch[REWARD] < 0).sum()) == synthetic
+        for batch in (buffer.sample(8), buffer.next()):
+            assert buffer.real_ratio == ratio
+            assert names(batch) == mixed
+            assert int(batch["is_synthetic"].sum()) == synthetic
     assert buffer.source.steps == 20
+    plain = wrap(real_ratio=1)
+    plain.real_ratio = 1
     with pytest.raises(ValueError, match="real_ratio: this buffer was made with 1"):
-        wrap(real_ratio=1).real_ratio = 0.5
+        plain.real_ratio = 0.5
 
 
 def test_index_is_in_the_batches_of_tensordict_buffers_only(wrap):

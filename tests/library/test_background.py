@@ -386,6 +386,15 @@ def test_a_resumed_run_is_the_run(way: str, calls: int, tmp_path: Path):
     assert again.refits == 3
 
 
+def test_a_resumed_run_takes_as_many_rows_as_there_is_room_for():
+    own = buffer(capacity=100)  # the schedule asks for more
+    learn(own, 5)
+    again = copy.deepcopy(own)
+    assert same_batches(learn(own, 5, 5), learn(again, 5, 5))
+    assert again.refits == own.refits > 0
+    assert len(again.store) == 100
+
+
 def test_a_result_taken_from_a_file_sets_no_count_of_draws_back(tmp_path: Path):
     own = buffer()
     learn(own, 9)  # the second refit is under way

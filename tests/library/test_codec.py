@@ -674,6 +674,18 @@ def test_values_that_the_data_lack_become_the_nearest_ones_that_they_have(start)
     assert start in inexact.decode(codes)[0][1, :, columns[0]].tolist()
 
 
+def test_a_sample_of_the_rows_does_not_tell_which_values_the_data_lack():
+    spec = spec_of(action=spaces.Discrete(4))
+    rows = random_rows(spec, 200)
+    rows[..., spec.actions] = rows[..., spec.actions].clamp(max=1) * 3
+    rare = rows[:, :1].clone()
+    rare[..., spec.actions] = 2
+    for extremes, expected in ((None, {0, 3}), (rare, {0, 1, 2, 3})):
+        codec = TransitionCodec(spec)
+        codec.fit(rows, extremes)
+        assert set(codec.decode(bad_codes(codec, rows))[0][..., spec.actions].flatten().tolist()) == expected
+
+
 def loaded_codec(codec, spec):
     other = TransitionCodec(spec)
     other.load_state_dict(codec.state_dict(), torch.device("cpu"))

@@ -277,11 +277,18 @@ def test_the_spec_of_other_files_is_inferred(tmp_path):
     ],
     ids=["categories", "negative", "many"],
 )
-def test_an_observation_that_is_one_integer_is_a_category_if_it_can_be_one(tmp_path, values, space):
+@pytest.mark.parametrize("types", [(np.int16, np.int16), (np.int8, np.int16)], ids=["equal", "another"])
+@pytest.mark.parametrize("change", [3, -3])
+def test_an_observation_that_is_one_integer_is_a_category_if_it_can_be_one(tmp_path, values, space, types, change):
     data = raw(20)
     del data["timeouts"], data["observations"]
-    values = values.astype(np.int16)
-    data |= {"observations/place": values, "next_observations/place": values + np.int16(3)}
+    values = values if types[0] == np.int16 else values % 100
+    if change < 0:  # next observations alone are negative
+        values, space = values - values.min(), spaces.Box(-(2**15), 2**15 - 1, (), np.int16)
+    elif types[0] == np.int8 and values.min() >= 0:
+        space = spaces.Discrete(int(values.max()) + 4)
+    following = (values + change).astype(types[1])
+    data |= {"observations/place": values.astype(types[0]), "next_observations/place": following}
     save(tmp_path / "places.npz", data)
     found = open_file(tmp_path / "places.npz").spec.observation_space
     assert found["place"] == space
@@ -293,6 +300,9 @@ def test_several_integers_as_an_action_stay_integers(tmp_path):
     save(tmp_path / "integers.npz", data)
     space = open_file(tmp_path / "integers.npz").spec.action_space
     assert (space.low.tolist(), space.high.tolist(), space.dtype) == ([-1, 0], [1, 19], data["actions"].dtype)
+    save(tmp_path / "large.npz", data | {"actions": data["actions"] + 2**24})  # of which float32 has every second one
+    spec = open_file(tmp_path / "large.npz").spec
+    assert not spec.outside_action_space(read(tmp_path / "large.npz").rows[:, spec.actions]).any()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

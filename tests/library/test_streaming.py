@@ -101,6 +101,7 @@ def test_statistics_cover_the_range_of_all_rows():
         codec = TransitionCodec(SPEC)
         codec.fit(first.rows[None], extremes[None])
         assert codec.statistics["clip_high"][0, 0, 1] >= 30
+    assert Windows(Stream(rows), 2_000, seed=0).first()[1] is None  # one window: the rows are all there are
 
 
 def test_later_windows_take_part_in_the_training():
