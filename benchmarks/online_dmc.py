@@ -17,7 +17,6 @@ Critics (``--critic``):
     layernorm  with layer norm before the activations
     features   with normalised features before the last layer
     cautious   four critics with layer norm, targets are the minimum of all
-    mixed      as cautious, but only two of them have layer norm
     wary       layer norm, more cautious targets where values promise more than the latest episodes gave
     ensemble   ten critics with layer norm
     residual   residual blocks, normalised observations, weight decay

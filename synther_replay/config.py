@@ -35,8 +35,14 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "float | None": (Real, type(None)),
     "tuple[float, float]": (tuple,),
 }
-_KIND_WORDS = {Integral: "a whole number", Real: "a number", bool: "True or False", str: "a name", type(None): "None"}
-_KIND_WORDS |= {tuple: "two numbers"}
+_KIND_WORDS: dict[type, str] = {
+    Integral: "a whole number",
+    Real: "a number",
+    bool: "True or False",
+    str: "a name",
+    tuple: "two numbers",
+    type(None): "None",
+}
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ class GeneratorConfig:
             kinds = _KINDS[str(field.type)]
             value = getattr(self, field.name)
             fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-            _require(self, field.name, fits, " or ".join(_KIND_WORDS.get(kind, kind.__name__) for kind in kinds))
+            _require(self, field.name, fits, " or ".join(_KIND_WORDS[kind] for kind in kinds))
             if isinstance(value, Real) and not isinstance(value, bool):
                 _require(self, field.name, math.isfinite(value), "a finite number")
                 # NumPy numbers cannot be written to JSON

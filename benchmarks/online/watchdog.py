@@ -77,5 +77,5 @@ def advice_overestimating(seeds: Sequence[int], critic: str) -> str:
 
 
 def _remedy(critic: str) -> str:
-    others = {PLAIN: "--critic layernorm or four", "cautious": "--critic mixed"}
-    return f"{others.get(critic, '--critic cautious')}, or fewer updates per step (--utd)"
+    others = {PLAIN: "--critic layernorm or four, or ", "cautious": ""}
+    return others.get(critic, "--critic cautious, or ") + "fewer updates per step (--utd)"

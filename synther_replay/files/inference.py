@@ -99,17 +99,19 @@ def _dict_space(nested: Mapping[str, Any]) -> spaces.Dict:
 def _leaf_space(
     key: str, column: Column, ranges: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> spaces.Box | spaces.Discrete:
+    is_action, is_integer = root_of(key) == _ACTIONS, column.dtype.kind in "iu"
     if _is_category(column):
         low, high = (int(limit.reshape(-1)[0]) for limit in ranges[key])
-        if root_of(key) == _ACTIONS and low < 0:
+        if is_action and low < 0:
             raise ValueError(f"{key}: expected integers of at least 0, got {low}")
-        if root_of(key) == _ACTIONS or 0 <= low <= high < _MOST_CATEGORIES:
+        if is_action or 0 <= low <= high < _MOST_CATEGORIES:
             return spaces.Discrete(high + 1)
-    if root_of(key) == _ACTIONS and column.dtype.kind in "iu" and np.abs(ranges[key]).max() <= _LARGEST_INTEGER:
-        return spaces.Box(*ranges[key], column.shape, column.dtype.type)
-    if root_of(key) == _ACTIONS:
+    if is_action:
+        smallest, largest = ranges[key]
+        if is_integer and smallest.min() >= -_LARGEST_INTEGER and largest.max() <= _LARGEST_INTEGER:
+            return spaces.Box(smallest, largest, column.shape, column.dtype.type)
         # In float32, as rows are: of a wider type the bounds could lie between two numbers of float32.
-        low32, high32 = (np.asarray(limit, np.float32) for limit in ranges[key])
+        low32, high32 = (np.asarray(limit, np.float32) for limit in (smallest, largest))
         return spaces.Box(low32, high32, column.shape, np.float32)
     if column.dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, column.shape, np.float32)

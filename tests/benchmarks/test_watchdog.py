@@ -67,4 +67,4 @@ def test_advice_names_the_seeds_and_another_critic():
         assert "200, 203" in words([200, 203], "plain")
         assert "--critic layernorm or four," in words([200], "plain")
         assert "--critic cautious," in words([200], "four")
-        assert "--critic mixed," in words([200], "cautious")
+        assert "--critic" not in words([200], "cautious")
