@@ -16,6 +16,8 @@ CRITICS: dict[str, dict[str, Any]] = {
     "layernorm": {"layer_norm": True},
     "features": {"feature_norm": True},
     "cautious": {"layer_norm": True, "critics": 4, "target_critics": 4},
+    "mixed": {"layer_norm": True, "alternating": True, "critics": 4, "target_critics": 4},
+    "pair": {"layer_norm": True, "alternating": True},
     "wary": {"layer_norm": True, "max_caution": 1.0},
     "ensemble": {"layer_norm": True, "critics": 10},
     "residual": {"blocks": 2, "weight_decay": 1e-2, "learning_rate": 1e-4, "normalise_observations": True},

@@ -66,6 +66,7 @@ class Hyperparameters:
         gamma: Discount.
         target_speed: 1 - polyak.
         layer_norm: Whether the critics' hidden layers are normalised before their relu.
+        alternating: With `layer_norm`: whether only every second critic's are.
         feature_norm: Whether the features before the critics' last layer are normalised.
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
         weight_decay: Decoupled weight decay of the critics.
@@ -84,6 +85,7 @@ class Hyperparameters:
     gamma: float = 0.99
     target_speed: float = 0.005
     layer_norm: bool = False
+    alternating: bool = False
     feature_norm: bool = False
     blocks: int = 0
     weight_decay: float = 0.0
@@ -102,7 +104,7 @@ class Hyperparameters:
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
                 raise ValueError(f"{name}: expected {words}, got {value!r}")
-        for name in ("layer_norm", "feature_norm", "normalise_observations"):
+        for name in ("layer_norm", "alternating", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.gamma >= 1:
@@ -111,6 +113,8 @@ class Hyperparameters:
             raise ValueError(f"target_critics: expected at most {self.critics}, the critics; got {self.target_critics}")
         if self.max_caution and min(self.critics, self.target_critics) < 2:
             raise ValueError("max_caution: one critic cannot disagree; expected at least two in the minimum")
+        if self.alternating and not (self.layer_norm and self.critics % 2 == 0):
+            raise ValueError("alternating: expected layer_norm and an even number of critics")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
 
@@ -118,7 +122,14 @@ class Hyperparameters:
         """Shape of a critic for this number of inputs."""
         if self.blocks:
             return ResidualShape(inputs, 1, self.hidden, blocks=self.blocks)
-        return MlpShape(inputs, 1, self.hidden, layer_norm=self.layer_norm, feature_norm=self.feature_norm)
+        return MlpShape(
+            inputs,
+            1,
+            self.hidden,
+            layer_norm=self.layer_norm,
+            alternating=self.alternating,
+            feature_norm=self.feature_norm,
+        )
 
 
 class StackedSAC(CapturedLearner):

@@ -1,9 +1,13 @@
 """Networks with fp16 products compute nearly the same as with fp32."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from synther_replay.benchmarks.agents.networks import mlp
+from synther_replay.benchmarks.agents.networks.adam import Adam
+from synther_replay.benchmarks.agents.networks.critics import TorchCritics
 from synther_replay.benchmarks.agents.networks.matmul import choose_precision, uses_fp16
 from synther_replay.benchmarks.agents.networks.mlp import (
     Layers,
@@ -115,11 +119,12 @@ def test_outputs_and_gradients_are_nearly_the_same(outputs, layers, normal):
     "shape",
     [
         MlpShape(11, 1, 32, layer_norm=True),
+        MlpShape(11, 1, 32, layer_norm=True, alternating=True),
         MlpShape(11, 3, 32, feature_norm=True),
         MlpShape(11, 1, 32, layer_norm=True, feature_norm=True),
         ResidualShape(11, 1, 32, blocks=2),
     ],
-    ids=["layer norm", "features", "both", "residual"],
+    ids=["layer norm", "alternating", "features", "both", "residual"],
 )
 def test_normalised_networks_are_nearly_the_same(shape, normal):
     passes = passes_of(shape)
@@ -183,3 +188,13 @@ def test_values_beyond_fp16_are_clamped(normal):
     y, kept = forward(w, x * 1e6)
     assert all(part.isfinite().all() for part in (y, kept.x, *kept.hidden))
     assert kept.hidden[0].max() == 65504
+
+
+def test_the_first_critic_of_every_agent_has_layer_norm_if_they_alternate(normal):
+    shape = MlpShape(11, 1, 32, layer_norm=True, alternating=True)
+    values = initialise_like_torch(shape, 8, torch.Generator().manual_seed(1))
+    critics = TorchCritics(values, Adam(values[:4], 3e-4), shape, critics=2, target_speed=0.005)
+    x = padded(normal(2, BATCH, 11), columns=shape.padded_inputs)
+    expected = forward(Layers.of(values[[0, 2]], replace(shape, alternating=False)), x)[0]
+    assert torch.equal(critics.first.forward(x), expected)
+    assert not torch.equal(expected, forward(Layers.of(values[[0, 2]], shape), x)[0])

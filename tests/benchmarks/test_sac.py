@@ -72,8 +72,9 @@ class UnitFeatures(nn.Module):
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-def mlp_modules(shape):
-    norm = [nn.LayerNorm(HIDDEN, elementwise_affine=False)] if shape.layer_norm else []
+def mlp_modules(shape, number):
+    is_normalised = shape.layer_norm and not (shape.alternating and number % 2)
+    norm = [nn.LayerNorm(HIDDEN, elementwise_affine=False)] if is_normalised else []
     features = [UnitFeatures()] if shape.feature_norm else []
     first, second, last = (
         nn.Linear(a, b) for a, b in ((shape.inputs, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, shape.outputs))
@@ -87,8 +88,9 @@ class PlainAgent:
     def __init__(self, learner, agent, critics):
         self.learner, self.critics, self.caution = learner, critics, learner.critics.caution[agent]
         first = agent * critics
-        self.values = [self.network(learner.critic.parameters[first + n], learner.critic_shape) for n in range(critics)]
-        self.targets = [self.network(learner.target[first + n], learner.critic_shape) for n in range(critics)]
+        shape = learner.critic_shape
+        self.values = [self.network(learner.critic.parameters[first + n], shape, n) for n in range(critics)]
+        self.targets = [self.network(learner.target[first + n], shape, n) for n in range(critics)]
         self.policy = self.network(learner.policy.parameters[agent], learner.policy_shape)
         settings = learner.settings
         self.log_alpha = torch.full((1,), math.log(settings.temperature), requires_grad=True)
@@ -100,8 +102,8 @@ class PlainAgent:
         ]
 
     @staticmethod
-    def network(flat, shape):
-        net = Residual(shape) if isinstance(shape, ResidualShape) else mlp_modules(shape)
+    def network(flat, shape, number=0):
+        net = Residual(shape) if isinstance(shape, ResidualShape) else mlp_modules(shape, number)
         linears = [module for module in net.modules() if isinstance(module, nn.Linear)]
         w = Layers.of(flat.clone()[None], shape)
         with torch.no_grad():
@@ -197,6 +199,7 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
     [
         {"layer_norm": True},
         {"layer_norm": True, "critics": 5, "weight_decay": 0.1, "learning_rate": 1e-3},
+        {"layer_norm": True, "alternating": True, "critics": 4, "target_critics": 4},
         {"feature_norm": True, "temperature": 0.1, "temperature_rate": 3e-3},
         {"layer_norm": True, "feature_norm": True},
         {"blocks": 1, "weight_decay": 0.1},
@@ -268,6 +271,8 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"blocks": -1}, "blocks"),
         ({"blocks": 1, "layer_norm": True}, "blocks"),
         ({"layer_norm": 1}, "layer_norm"),
+        ({"alternating": True}, "alternating: expected layer_norm"),
+        ({"alternating": True, "layer_norm": True, "critics": 3}, "even number"),
         ({"temperature": 0.0}, "temperature"),
         ({"weight_decay": -1.0}, "weight_decay"),
         ({"learning_rate": math.nan}, "learning_rate"),

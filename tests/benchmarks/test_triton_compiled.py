@@ -118,9 +118,9 @@ def test_networks_fetch_nothing_to_where_a_product_may_still_read(agents, output
 
 
 @pytest.mark.parametrize(("agents", "each"), [(2, 2), (8, 2), (8, 10)])
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_critics_fetch_nothing_to_where_a_product_may_still_read(agents, each, layer_norm, launches):
-    shape, stack = MlpShape(23, 1, layer_norm=layer_norm), agents * each
+@pytest.mark.parametrize("norm", [{}, {"layer_norm": True}, {"layer_norm": True, "alternating": True}])
+def test_critics_fetch_nothing_to_where_a_product_may_still_read(agents, each, norm, launches):
+    shape, stack = MlpShape(23, 1, **norm), agents * each
     values = torch.zeros(2 * stack, shape.parameters)
     critics = triton_networks.TritonCritics(
         values, Adam(values[:stack], 3e-4), shape, critics=each, batch_size=BATCH, target_speed=0.005

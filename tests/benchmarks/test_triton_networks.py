@@ -85,10 +85,10 @@ def test_targets_of_critics_follow_when_they_should_and_only_then(normal):
     assert torch.equal(updater.layers.fp16, values.half())
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("norm", [{}, {"layer_norm": True}, {"layer_norm": True, "alternating": True}])
 @pytest.mark.parametrize(("agents", "critics", "inputs"), CRITICS)
-def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, layer_norm, normal):
-    shape = MlpShape(inputs, 1, HIDDEN, layer_norm=layer_norm)
+def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, norm, normal):
+    shape = MlpShape(inputs, 1, HIDDEN, **norm)
     start = drawn(shape, 2 * agents * critics, normal)
     problems = [
         (
@@ -101,7 +101,7 @@ def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, layer
     found, input_gradients = [], []
     for kind, options in ((TorchCritics, {}), (TritonCritics, {"batch_size": BATCH})):
         values = start.clone()
-        adam = Adam(values[: agents * critics], 3e-4, weight_decay=10.0 if layer_norm else 0.0)
+        adam = Adam(values[: agents * critics], 3e-4, weight_decay=10.0 if norm else 0.0)
         updater = kind(values, adam, shape, critics=critics, target_speed=0.005, **options)
         updater.caution.copy_(torch.arange(agents) / 2)
         for problem, rates in zip(problems, rates_of(adam, len(problems)), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -123,7 +124,7 @@ class TorchCritics:
         self.values, self.target = values, values[self.stack :]
         self.caution = torch.zeros(self.stack // critics, device=values.device)
         self._shape, self._gradient, self._passes = shape, Layers.of(adam.gradient, shape), passes_of(shape)
-        self.first: Network = TorchNetwork(values[: self.stack : critics], shape)
+        self.first: Network = TorchNetwork(values[: self.stack : critics], replace(shape, alternating=False))
 
     def refresh(self) -> None:
         """Nothing to do: there are no internal copies."""

@@ -55,7 +55,17 @@ def _aligned(size: int, to: int = _ALIGN) -> int:
 
 @dataclass(frozen=True)
 class MlpShape:
-    """Shape of one network."""
+    """Shape of one network.
+
+    Attributes:
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        hidden: Width of the hidden layers.
+        hidden_layers: Their number.
+        layer_norm: Whether hidden layers are normalised before their relu.
+        alternating: With `layer_norm`: whether only the first, third, ... network of a stack are.
+        feature_norm: Whether the last hidden layer is normalised after its relu.
+    """
 
     inputs: int
     outputs: int
@@ -63,6 +73,7 @@ class MlpShape:
     hidden_layers: int = 2
     layer_norm: bool = False
     feature_norm: bool = False
+    alternating: bool = False
 
     @property
     def padded_inputs(self) -> int:
@@ -95,11 +106,12 @@ class Layers(dict[str, Tensor]):
     """Views of a parameter matrix ``(S, P)``, or of a gradient of the same layout, by the names of `MlpShape.sizes`.
 
     Attributes:
-        layer_norm: Whether hidden layers are normalised before their relu.
-        feature_norm: Whether the last hidden layer is normalised after it.
+        layer_norm: See `MlpShape`.
+        alternating: See `MlpShape`.
+        feature_norm: See `MlpShape`.
     """
 
-    layer_norm = feature_norm = False
+    layer_norm = alternating = feature_norm = False
 
     @classmethod
     def of(cls, flat: Tensor, shape: MlpShape) -> Layers:
@@ -109,8 +121,7 @@ class Layers(dict[str, Tensor]):
             (name, flat[:, starts[name] : starts[name] + math.prod(size)].unflatten(1, size))
             for name, size in shape.sizes().items()
         )
-        layers.layer_norm, layers.feature_norm = shape.layer_norm, shape.feature_norm
-        return layers
+        return layers._like(shape)
 
     def first(self, count: int) -> Layers:
         """Views of the first `count` networks."""
@@ -118,14 +129,16 @@ class Layers(dict[str, Tensor]):
 
     def replaced(self, parts: dict[str, Tensor]) -> Layers:
         """The same network with other tensors."""
-        layers = Layers(parts)
-        layers.layer_norm, layers.feature_norm = self.layer_norm, self.feature_norm
-        return layers
+        return Layers(parts)._like(self)
 
     @property
     def last(self) -> int:
         """Number of the output layer."""
         return (len(self) + 1) // 2
+
+    def _like(self, other: MlpShape | Layers) -> Layers:
+        self.layer_norm, self.alternating, self.feature_norm = other.layer_norm, other.alternating, other.feature_norm
+        return self
 
 
 def operands(parameters: Tensor, shape: MlpShape) -> Layers:
@@ -196,7 +209,7 @@ def forward(w: Layers, x: Tensor) -> tuple[Tensor, Activations]:
     hidden, norms, features = [x], [], None
     for k in range(1, w.last):
         if w.layer_norm:
-            norm, unit = layer_norm(matmul_fp32(hidden[-1], w[f"w{k}"], w.get(f"b{k}")), dtype)
+            norm, unit = layer_norm(matmul_fp32(hidden[-1], w[f"w{k}"], w.get(f"b{k}")), dtype, w.alternating)
             norms.append(norm)
         else:
             unit = linear_relu(hidden[-1], w[f"w{k}"], w.get(f"b{k}"))
@@ -288,7 +301,7 @@ def _back_to(w: Layers, kept: Activations, k: int, d: Tensor) -> Tensor:
         d = rms_norm_backward(matmul_fp32(d, w[f"w{k}"].mT), features, unit)
     else:
         d = _back_through(w[f"w{k}"], unit, d)
-    return layer_norm_backward(d, kept.norms[k - 2]) if kept.norms else d
+    return layer_norm_backward(d, kept.norms[k - 2], w.alternating) if kept.norms else d
 
 
 def _back_through(weight: Tensor, below: Tensor, d: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def _value(
     inputs, parameters, fp16, h1, h2, n1, n2, factors, q, network, tile, learning,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, ALTERNATING: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     agent = (network % S) // N + tl.where(learning, 0, S // N)
     row = network.to(tl.int64) * P
@@ -117,8 +117,11 @@ def _value(
     x = tl.load(inputs + (agent * B + b)[:, None] * C + c[None, :], mask=c[None, :] < C, other=0.0)
     x = to_fp16(x)
     kept = (network % S) * B * H + b[:, None] * H
+    normed = network % 2 == 0
     if NORM:
         mean, factor = _first_statistics(x, fp16 + row, C, CP, H, EPS, BM, BK)
+        if ALTERNATING:
+            mean, factor = tl.where(normed, mean, 0.0), tl.where(normed, factor, 1.0)
         tl.store(factors + network * B + b, factor, mask=learning)
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
@@ -133,7 +136,10 @@ def _value(
         acc = tl.dot(strip, w2, acc)
     before = acc + tl.load(parameters + row + B2 + j)[None, :]
     if NORM:
-        before, factor = _norm(before, H, EPS)
+        normal, factor = _norm(before, H, EPS)
+        if ALTERNATING:
+            normal, factor = tl.where(normed, normal, before), tl.where(normed, factor, 1.0)
+        before = normal
         tl.store(factors + (S + network) * B + b, factor, mask=learning)
         tl.store(n2 + kept + j[None, :], to_fp16(before), mask=learning)
     hidden = _relu(before)
@@ -147,11 +153,12 @@ def values(
     inputs, parameters, fp16, excluded, h1, h2, n1, n2, factors, q,
     W2: tl.constexpr, W3: tl.constexpr, B2: tl.constexpr, B3: tl.constexpr, P: tl.constexpr,
     S: tl.constexpr, N: tl.constexpr, B: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, H: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, ALTERNATING: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Values of S critics and of their targets, N per agent, and the critics' hidden layers.
 
-    With `NORM` also the critics' normalised layers before relu, and what they were multiplied by, ``(2, S, B)``.
+    With `NORM` also the critics' normalised layers before relu, and what they were multiplied by, ``(2, S, B)``; with
+    `ALTERNATING`, every second network is not normalised, which is to be multiplied by 1.
     """
     tile, network = tl.program_id(0), tl.program_id(1)
     learning = network < S  # otherwise a target
@@ -160,7 +167,7 @@ def values(
     if learning | used:
         _value(
             inputs, parameters, fp16, h1, h2, n1, n2, factors, q, network, tile, learning,
-            W2, W3, B2, B3, P, S, N, B, C, CP, H, NORM, EPS, BM, BK,
+            W2, W3, B2, B3, P, S, N, B, C, CP, H, NORM, ALTERNATING, EPS, BM, BK,
         )  # fmt: skip
 
 
@@ -216,9 +223,10 @@ def _top_gradient(
 
 @triton.jit
 def _through_hidden(
-    parameters, fp16, u1, u2, factors, d_h1, d_h2, row, kept, place, d_out,
-    W2: tl.constexpr, W3: tl.constexpr, S: tl.constexpr, B: tl.constexpr, H: tl.constexpr, A: tl.constexpr,
-    AP: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    parameters, fp16, u1, u2, factors, d_h1, d_h2, network, kept, place, d_out,
+    W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, B: tl.constexpr, H: tl.constexpr,
+    A: tl.constexpr, AP: tl.constexpr, NORM: tl.constexpr, ALTERNATING: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """Gradients by both hidden layers before relu, given those by one output ``(BM,)`` or several ``(BM, AP)``.
 
@@ -226,6 +234,10 @@ def _through_hidden(
     relu, else the layers after it. The factors of the rows of this tile are at `place`.
     """
     i, k = tl.arange(0, H), tl.arange(0, BK)
+    row = network.to(tl.int64) * P
+    corrected = 1.0  # whether the gradient goes through a normalisation
+    if ALTERNATING:
+        corrected = tl.where(network % 2 == 0, 1.0, 0.0)
     if NORM:
         total, along = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
         for start in range(0, H, BK):
@@ -233,7 +245,7 @@ def _through_hidden(
             total += tl.sum(d, 1)
             along += tl.sum(d * normal.to(tl.float32), 1)
         factor = tl.load(factors + S * B + place)[:, None]
-        total, along = (total / H)[:, None], (along / H)[:, None]
+        total, along = (total / H * corrected)[:, None], (along / H * corrected)[:, None]
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         hidden, d = _top_gradient(parameters, u2, row, kept, d_out, start, W3, A, AP, BK)
@@ -247,8 +259,8 @@ def _through_hidden(
     d = tl.where(first > 0, acc, 0.0)
     if NORM:
         normal = first.to(tl.float32)
-        along = (tl.sum(d * normal, 1) / H)[:, None]
-        d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H)[:, None] - normal * along)
+        along = (tl.sum(d * normal, 1) / H * corrected)[:, None]
+        d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H * corrected)[:, None] - normal * along)
     d_first = to_fp16(d)
     tl.store(d_h1 + kept + i[None, :], d_first)
     return d_first
@@ -258,8 +270,8 @@ def _through_hidden(
 def errors(
     parameters, fp16, u1, u2, factors, q, bellman, excluded, caution, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
-    H: tl.constexpr, NORM: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AGENT: tl.constexpr,
-    SCALE: tl.constexpr,
+    H: tl.constexpr, NORM: tl.constexpr, ALTERNATING: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    AGENT: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """TD errors of the critics, and `SCALE` times their gradient by both hidden layers; see `_through_hidden`."""
     tile, network = tl.program_id(0), tl.program_id(1)
@@ -275,10 +287,10 @@ def errors(
     target = tl.load(bellman + agent * AGENT + b) * cautious + tl.load(bellman + bellman_stride + agent * AGENT + b)
     difference = tl.load(q + network * B + b) - target
     tl.store(error + network * B + b, difference)
-    row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
+    kept = network * B * H + b[:, None] * H
     _through_hidden(
-        parameters, fp16, u1, u2, factors, d_h1, d_h2, row, kept, network * B + b, difference * SCALE,
-        W2, W3, S, B, H, 1, 16, NORM, BM, BK,
+        parameters, fp16, u1, u2, factors, d_h1, d_h2, network, kept, network * B + b, difference * SCALE,
+        W2, W3, P, S, B, H, 1, 16, NORM, ALTERNATING, BM, BK,
     )  # fmt: skip
 
 
@@ -298,8 +310,8 @@ def back(
         d = tl.load(d_out + (network * B + b)[:, None] * A + o[None, :], mask=o[None, :] < A, other=0.0)
     row, kept = network.to(tl.int64) * P, network * B * H + b[:, None] * H
     d_first = _through_hidden(
-        parameters, fp16, h1, h2, parameters, d_h1, d_h2, row, kept, network * B + b, d * SCALE,
-        W2, W3, 1, B, H, A, AP, False, BM, BK,
+        parameters, fp16, h1, h2, parameters, d_h1, d_h2, network, kept, network * B + b, d * SCALE,
+        W2, W3, P, 1, B, H, A, AP, False, False, BM, BK,
     )  # fmt: skip
     if TO_INPUTS:
         c, i = tl.arange(0, CP), tl.arange(0, H)

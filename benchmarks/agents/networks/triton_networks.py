@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,7 +77,9 @@ class TritonCritics:
         self.adam, self.target_speed = adam, target_speed
         first = slice(0, stack, critics)
         of_first = _Layers(values[first], self.layers.fp16[first], shape, stack // critics, batch_size)
-        self.first: Network = TorchNetwork(values[first], shape) if shape.layer_norm else TritonNetwork(of_first)
+        self.first: Network = TritonNetwork(of_first)
+        if shape.layer_norm:  # that of every agent's first critic, also if the others alternate
+            self.first = TorchNetwork(values[first], replace(shape, alternating=False))
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
         self.caution = torch.zeros(stack // critics, device=device)
@@ -121,7 +124,7 @@ class TritonCritics:
         stack, batch, critics = sizes["S"], sizes["B"], sizes["N"]
         weights: dict[str, Any] = {"W2": starts["W2"], "W3": starts["W3"]}
         layers = self.layers
-        norm = {"NORM": layers.shape.layer_norm}
+        norm = {"NORM": layers.shape.layer_norm, "ALTERNATING": layers.shape.alternating}
         kernels.values[(batch // tuning["values"]["BM"], 2 * stack)](
             inputs, layers.parameters, layers.fp16, excluded, layers.h1, layers.h2, layers.n1, layers.n2,
             layers.factors, self.q, **starts, **sizes, **width, **norm, EPS=NORM_EPS, **tuning["values"],
