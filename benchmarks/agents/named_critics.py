@@ -32,6 +32,7 @@ _WORDS = {
     "weight_decay": "weight decay {}",
     "learning_rate": "learning rate {}",
     "gamma": "discount {}",
+    "reset_at": "new networks from {} steps on",
     "normalise_observations": "normalised",  # True: without it an agent lacks an option of the critics that have it
 }
 

@@ -73,6 +73,8 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
+        reset_at: Environment steps after which all networks start from new weights, and again each time that there are
+            twice as many; 0: never. What the networks learnt from the first rows, they then learn again from all.
     """
 
     critics: int = 2
@@ -92,12 +94,14 @@ class Hyperparameters:
     normalise_observations: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
+    reset_at: int = 0
 
     def __post_init__(self) -> None:
         """Validate all values."""
         for name in ("critics", "target_critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        whole_number("blocks", self.blocks, least=0)
+        for name in ("blocks", "reset_at"):
+            whole_number(name, getattr(self, name), least=0)
         for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
             if value is None and name == "temperature_rate":
@@ -117,6 +121,11 @@ class Hyperparameters:
             raise ValueError("alternating: expected layer_norm and an even number of critics")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
+
+    def is_reset_at(self, step: int) -> bool:
+        """Whether the networks start again after this number of environment steps."""
+        times, rest = divmod(step, self.reset_at) if self.reset_at else (0, 0)
+        return times > 0 and rest == 0 and times.bit_count() == 1
 
     def critic_shape(self, inputs: int) -> MlpShape:
         """Shape of a critic for this number of inputs."""
@@ -200,6 +209,22 @@ class StackedSAC(CapturedLearner):
         if self.replay.has_synthetic != self._is_mixed:
             self._is_mixed, self._learn = self.replay.has_synthetic, None
         super().prepare()
+
+    @torch.no_grad()
+    def reset(self, number: int) -> None:
+        """Draw new networks, and forget all that optimisers and temperature have learnt; in place.
+
+        Args:
+            number: Draws the weights, with the seed; they differ from the initial ones.
+        """
+        rng = generator_for("cpu", self.seed, 2, number)
+        for tensor in self._tensors().values():
+            tensor.zero_()
+        critics = initialise(self.critic_shape, self.stack, rng)
+        self.values.copy_(torch.cat((critics, critics)))
+        self.policy.parameters.copy_(initialise(self.policy_shape, self.agents, rng))
+        self.log_alpha.parameters.fill_(math.log(self.settings.temperature))
+        self._after_load()
 
     @torch.no_grad()
     def update(self, rows: Tensor, next_noise: Tensor, excluded: Tensor, policy_noise: Tensor) -> None:

@@ -168,6 +168,8 @@ class OnlineRun:
         if agents.learner.settings.max_caution and progress.step > settings.random_steps:
             with progress.clock("learner"):
                 adjust_caution(agents.learner)
+        if agents.learner.settings.is_reset_at(progress.step):
+            agents.learner.reset(progress.step)
         agents.learner.reseed(progress.step // CHUNK)
         rng = np.random.default_rng([settings.first_seed, progress.step])
         random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)

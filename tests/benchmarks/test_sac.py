@@ -450,3 +450,23 @@ def test_targets_are_the_minimum_over_so_many_critics(critics, used, monkeypatch
 def test_the_number_of_target_critics_is_checked():
     with pytest.raises(ValueError, match="target_critics"):
         Hyperparameters(target_critics=0)
+
+
+def test_a_reset_learner_is_a_new_one_with_other_weights():
+    used, rows = stacked(2, seed=3, temperature=0.5), random_rows(2, UPDATES, BATCH)
+    fresh = stacked(2, seed=3, temperature=0.5)
+    used.update(rows, *randomness(2, 2))
+    used.reset(100)
+    state, new = used.state_dict(), fresh.state_dict()
+    assert all(state[name].equal(new[name]) for name in state if name.split(".")[0] != "policy" and "." in name and "parameters" not in name)
+    again = stacked(2, seed=3, temperature=0.5)
+    again.reset(100)
+    assert all(state[name].equal(part) for name, part in again.state_dict().items())
+    assert not used.policy.parameters.equal(fresh.policy.parameters)
+    assert used.target.equal(used.values[: used.stack])
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, []), (500, [500, 1000, 2000, 4000]), (1500, [1500, 3000])])
+def test_resets_come_each_time_that_the_steps_have_doubled(first, expected):
+    settings = Hyperparameters(reset_at=first)
+    assert [step for step in range(0, 5000, 500) if settings.is_reset_at(step)] == expected
