@@ -95,12 +95,14 @@ class Hyperparameters:
     temperature: float = 1.0
     temperature_rate: float | None = None
     reset_at: int = 0
+    reset_share: float = 1.0
+    catch_up: int = 0
 
     def __post_init__(self) -> None:
         """Validate all values."""
         for name in ("critics", "target_critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        for name in ("blocks", "reset_at"):
+        for name in ("blocks", "reset_at", "catch_up"):
             whole_number(name, getattr(self, name), least=0)
         for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
@@ -217,13 +219,16 @@ class StackedSAC(CapturedLearner):
         Args:
             number: Draws the weights, with the seed; they differ from the initial ones.
         """
-        rng = generator_for("cpu", self.seed, 2, number)
+        rng, share = generator_for("cpu", self.seed, 2, number), self.settings.reset_share
+        old = [part.clone() for part in (self.values, self.policy.parameters, self.log_alpha.parameters)]
         for tensor in self._tensors().values():
             tensor.zero_()
-        critics = initialise(self.critic_shape, self.stack, rng)
-        self.values.copy_(torch.cat((critics, critics)))
-        self.policy.parameters.copy_(initialise(self.policy_shape, self.agents, rng))
-        self.log_alpha.parameters.fill_(math.log(self.settings.temperature))
+        critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
+        policy = initialise(self.policy_shape, self.agents, rng).to(self.device)
+        log_alpha = torch.full_like(old[2], math.log(self.settings.temperature))
+        self.values.copy_(torch.lerp(old[0], torch.cat((critics, critics)), share))
+        self.policy.parameters.copy_(torch.lerp(old[1], policy, share))
+        self.log_alpha.parameters.copy_(log_alpha if share == 1 else old[2])
         self._after_load()
 
     @torch.no_grad()

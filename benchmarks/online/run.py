@@ -171,6 +171,11 @@ class OnlineRun:
         if agents.learner.settings.is_reset_at(progress.step):
             agents.learner.reset(progress.step)
         agents.learner.reseed(progress.step // CHUNK)
+        if agents.learner.settings.is_reset_at(progress.step):
+            with progress.clock("learner"):
+                for _ in range(agents.learner.settings.catch_up):
+                    agents.learner.learn()
+            agents.act()
         rng = np.random.default_rng([settings.first_seed, progress.step])
         random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)
         evaluations = settings.evaluation_steps()
