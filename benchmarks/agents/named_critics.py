@@ -14,10 +14,9 @@ CRITICS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "four": {"critics": 4, "target_critics": 4},
     "layernorm": {"layer_norm": True},
+    "pair": {"layer_norm": True, "alternating": True},
     "features": {"feature_norm": True},
     "cautious": {"layer_norm": True, "critics": 4, "target_critics": 4},
-    "mixed": {"layer_norm": True, "alternating": True, "critics": 4, "target_critics": 4},
-    "pair": {"layer_norm": True, "alternating": True},
     "wary": {"layer_norm": True, "max_caution": 1.0},
     "ensemble": {"layer_norm": True, "critics": 10},
     "residual": {"blocks": 2, "weight_decay": 1e-2, "learning_rate": 1e-4, "normalise_observations": True},
@@ -32,7 +31,9 @@ _WORDS = {
     "weight_decay": "weight decay {}",
     "learning_rate": "learning rate {}",
     "gamma": "discount {}",
-    "reset_at": "new networks from {} steps on",
+    "reset_at": "resets from {:,} steps on",
+    "reset_share": "resets by {}",
+    "alternating": "every second without layer norm",
     "normalise_observations": "normalised",  # True: without it an agent lacks an option of the critics that have it
 }
 

@@ -44,7 +44,9 @@ from synther_replay.common.seeding import generator_for
 
 _POSITIVE = (math.ulp(0.0), "a positive number")
 _NUMBERS = {
-    **dict.fromkeys(("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate"), _POSITIVE),
+    **dict.fromkeys(
+        ("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate", "reset_share"), _POSITIVE
+    ),
     **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
 }  # least value, and words for a message
 
@@ -73,8 +75,9 @@ class Hyperparameters:
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
-        reset_at: Environment steps after which all networks start from new weights, and again each time that there are
-            twice as many; 0: never. What the networks learnt from the first rows, they then learn again from all.
+        reset_at: Environment steps after which the networks are reset, and again each time that there are twice as
+            many; 0: never. What they learnt from the first rows must then hold for all rows.
+        reset_share: How far a reset takes the networks towards new weights; with 1 the temperature starts again too.
     """
 
     critics: int = 2
@@ -96,13 +99,12 @@ class Hyperparameters:
     temperature_rate: float | None = None
     reset_at: int = 0
     reset_share: float = 1.0
-    catch_up: int = 0
 
     def __post_init__(self) -> None:
         """Validate all values."""
         for name in ("critics", "target_critics", "updates", "batch_size", "hidden"):
             whole_number(name, getattr(self, name))
-        for name in ("blocks", "reset_at", "catch_up"):
+        for name in ("blocks", "reset_at"):
             whole_number(name, getattr(self, name), least=0)
         for name, (least, words) in _NUMBERS.items():
             value = getattr(self, name)
@@ -113,6 +115,8 @@ class Hyperparameters:
         for name in ("layer_norm", "alternating", "feature_norm", "normalise_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        if self.reset_share > 1:
+            raise ValueError(f"reset_share: expected at most 1, got {self.reset_share!r}")
         if self.gamma >= 1:
             raise ValueError(f"gamma: expected a number below 1, got {self.gamma!r}")
         if self.target_critics > max(self.critics, 2):
@@ -125,9 +129,9 @@ class Hyperparameters:
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
 
     def is_reset_at(self, step: int) -> bool:
-        """Whether the networks start again after this number of environment steps."""
+        """Whether the networks are reset after this number of environment steps."""
         times, rest = divmod(step, self.reset_at) if self.reset_at else (0, 0)
-        return times > 0 and rest == 0 and times.bit_count() == 1
+        return rest == 0 and times.bit_count() == 1
 
     def critic_shape(self, inputs: int) -> MlpShape:
         """Shape of a critic for this number of inputs."""
@@ -164,10 +168,8 @@ class StackedSAC(CapturedLearner):
         self.policy_shape = MlpShape(spec.observation_dim, 2 * spec.action_dim, settings.hidden)
         self.critic_shape = settings.critic_shape(spec.observation_dim + spec.action_dim)
         self.stack = self.agents * settings.critics  # critics of all agents; those of one agent are adjacent
-        rng = generator_for("cpu", seed, 0)
-        critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
         # Critics and targets in one matrix, so that one forward pass computes both.
-        self.values = torch.cat((critics, critics))
+        self.values, policy = self._initial_weights(generator_for("cpu", seed, 0))
         self.critic = Adam(self.values[: self.stack], settings.learning_rate, settings.weight_decay)
         self.target = self.values[self.stack :]
         self.critics = make_critics(
@@ -178,9 +180,8 @@ class StackedSAC(CapturedLearner):
             batch_size=settings.batch_size,
             target_speed=settings.target_speed,
         )
-        self.policy = Adam(initialise(self.policy_shape, self.agents, rng).to(self.device), settings.learning_rate)
-        log_alpha = torch.full((self.agents, 1), math.log(settings.temperature), device=self.device)
-        self.log_alpha = Adam(log_alpha, settings.temperature_rate or settings.learning_rate)
+        self.policy = Adam(policy, settings.learning_rate)
+        self.log_alpha = Adam(self._initial_log_alpha(), settings.temperature_rate or settings.learning_rate)
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
@@ -214,21 +215,19 @@ class StackedSAC(CapturedLearner):
 
     @torch.no_grad()
     def reset(self, number: int) -> None:
-        """Draw new networks, and forget all that optimisers and temperature have learnt; in place.
+        """Move the networks towards new weights by `reset_share`, and forget the optimisers' moments; in place.
 
         Args:
-            number: Draws the weights, with the seed; they differ from the initial ones.
+            number: Draws the new weights, with the seed.
         """
-        rng, share = generator_for("cpu", self.seed, 2, number), self.settings.reset_share
-        old = [part.clone() for part in (self.values, self.policy.parameters, self.log_alpha.parameters)]
+        share, log_alpha = self.settings.reset_share, self.log_alpha.parameters.clone()
+        values, policy = self._initial_weights(generator_for("cpu", self.seed, 2, number))
+        values, policy = self.values.lerp(values, share), self.policy.parameters.lerp(policy, share)
         for tensor in self._tensors().values():
             tensor.zero_()
-        critics = initialise(self.critic_shape, self.stack, rng).to(self.device)
-        policy = initialise(self.policy_shape, self.agents, rng).to(self.device)
-        log_alpha = torch.full_like(old[2], math.log(self.settings.temperature))
-        self.values.copy_(torch.lerp(old[0], torch.cat((critics, critics)), share))
-        self.policy.parameters.copy_(torch.lerp(old[1], policy, share))
-        self.log_alpha.parameters.copy_(log_alpha if share == 1 else old[2])
+        self.values.copy_(values)
+        self.policy.parameters.copy_(policy)
+        self.log_alpha.parameters.copy_(self._initial_log_alpha() if share == 1 else log_alpha)
         self._after_load()
 
     @torch.no_grad()
@@ -329,6 +328,15 @@ class StackedSAC(CapturedLearner):
         self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(self.log_alpha.rates(self.environment_steps, 1)[0])
+
+    def _initial_weights(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Weights of all critics and their targets, and of the policies."""
+        critics = initialise(self.critic_shape, self.stack, rng)
+        policies = initialise(self.policy_shape, self.agents, rng)
+        return torch.cat((critics, critics)).to(self.device), policies.to(self.device)
+
+    def _initial_log_alpha(self) -> Tensor:
+        return torch.full((self.agents, 1), math.log(self.settings.temperature), device=self.device)
 
     def _policy_gradient(self) -> Layers:
         return Layers.of(self.policy.gradient, self.policy_shape)

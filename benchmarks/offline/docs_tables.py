@@ -141,7 +141,7 @@ def _means(results: Sequence[Result]) -> str:
         if common and (algo, common) not in shown:
             shown.append((algo, common))
             cells = [mean_cell(part, common, scores) for scores in (final_scores, all_scores) for part in pair]
-            rows.append([ALGORITHMS[algo], f"{len(common)} {kind}", *cells])
+            rows.append([ALGORITHMS[algo], f"{len(common)} {kind}" if len(common) > 1 else _short(common[0]), *cells])
     heads = ("real rows", "synthetic rows", "real rows, all evaluations", "synthetic rows, all evaluations")
     return markdown_table(("algorithm", "sets", *heads), rows)
 
@@ -221,7 +221,7 @@ def _terminations(folder: Path) -> str:
         if counted and counted.get("synthetic") and content["preset"] == "offline" and key not in seen:
             seen.add(key)
             real, ours = counted["real"], counted["synthetic"]
-            if not real["terminated"]:
+            if not real["terminated"] or "by_rule" not in real:  # the task has no rule of the state alone
                 continue
             share = "" if key[1] is None else f"{100 * key[1]:g} % of "
             expected = real["terminated"] / real["rows"] * ours["rows"]

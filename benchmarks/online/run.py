@@ -168,14 +168,7 @@ class OnlineRun:
         if agents.learner.settings.max_caution and progress.step > settings.random_steps:
             with progress.clock("learner"):
                 adjust_caution(agents.learner)
-        if agents.learner.settings.is_reset_at(progress.step):
-            agents.learner.reset(progress.step)
         agents.learner.reseed(progress.step // CHUNK)
-        if agents.learner.settings.is_reset_at(progress.step):
-            with progress.clock("learner"):
-                for _ in range(agents.learner.settings.catch_up):
-                    agents.learner.learn()
-            agents.act()
         rng = np.random.default_rng([settings.first_seed, progress.step])
         random_actions = rng.uniform(-1, 1, (CHUNK, *agents.actions.shape)).astype(np.float32)
         evaluations = settings.evaluation_steps()
@@ -184,6 +177,8 @@ class OnlineRun:
                 agents.actions.numpy()[:] = random_actions[k]
             else:
                 with progress.clock("learner"):
+                    if agents.learner.settings.is_reset_at(progress.step):
+                        agents.learner.reset(progress.step)
                     agents.learner.learn()  # asynchronous on a GPU: runs while the environments step
                     agents.await_copies()
             with progress.clock("env"):

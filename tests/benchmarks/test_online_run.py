@@ -14,7 +14,7 @@ import torch
 
 from synther_replay import DiffusionGenerator
 from synther_replay.benchmarks.agents.policy import load_policies, policies_of
-from synther_replay.benchmarks.agents.sac import Hyperparameters
+from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
 from synther_replay.benchmarks.common.resumable import is_done
 from synther_replay.benchmarks.online import actors as online_actors
 from synther_replay.benchmarks.online import reporting
@@ -263,6 +263,7 @@ class TestResuming:
             ("redq", {}),
             ("synther", {"critic": "residual"}),
             ("sac20", {"critic": "wary"}),
+            ("sac20", {"critic": "pair", "agent": {"reset_at": 60, "reset_share": 0.5}}),
             ("synther", {"relevance": {"name": "curiosity", "share": 0.5}}),
             ("synther", {"relevance": {"name": "td_error"}, "critic": "residual"}),
         ],
@@ -277,6 +278,17 @@ class TestResuming:
             assert run.lines[-1] == f"checkpoint saved at step {stops * 50}"
         assert stops == 5
         assert same(outcome(run), undisturbed(of, tmp_path))
+
+    def test_networks_are_reset_between_steps_of_a_chunk_but_not_while_actions_are_random(self, tmp_path, monkeypatch):
+        reset, at = StackedSAC.reset, []
+
+        def recorded(learner, step):
+            at.append(step)
+            reset(learner, step)
+
+        monkeypatch.setattr(StackedSAC, "reset", recorded)
+        run_through(tmp_path / "c", settings("sac", agent={"reset_at": 35}))
+        assert at == [70, 140]  # 35 is one of the 70 random steps, 280 is after the last
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it

@@ -1,5 +1,6 @@
 """The stacked learner against a plain one: modules, automatic differentiation and PyTorch's own Adam."""
 
+import itertools
 import math
 
 import gymnasium as gym
@@ -199,6 +200,7 @@ def test_updates_are_those_of_a_plain_agent(agents, critics):
     [
         {"layer_norm": True},
         {"layer_norm": True, "critics": 5, "weight_decay": 0.1, "learning_rate": 1e-3},
+        {"layer_norm": True, "alternating": True},
         {"layer_norm": True, "alternating": True, "critics": 4, "target_critics": 4},
         {"feature_norm": True, "temperature": 0.1, "temperature_rate": 3e-3},
         {"layer_norm": True, "feature_norm": True},
@@ -269,6 +271,10 @@ def test_normalised_observations_are_those_of_all_real_rows():
     [
         ({"critics": 0}, "critics"),
         ({"blocks": -1}, "blocks"),
+        ({"reset_at": -1}, "reset_at"),
+        ({"reset_share": 0.0}, "reset_share"),
+        ({"reset_share": 1.5}, "reset_share: expected at most 1"),
+        ({"reset_share": None}, "reset_share"),
         ({"blocks": 1, "layer_norm": True}, "blocks"),
         ({"layer_norm": 1}, "layer_norm"),
         ({"alternating": True}, "alternating: expected layer_norm"),
@@ -452,21 +458,38 @@ def test_the_number_of_target_critics_is_checked():
         Hyperparameters(target_critics=0)
 
 
-def test_a_reset_learner_is_a_new_one_with_other_weights():
-    used, rows = stacked(2, seed=3, temperature=0.5), random_rows(2, UPDATES, BATCH)
-    fresh = stacked(2, seed=3, temperature=0.5)
-    used.update(rows, *randomness(2, 2))
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_reset_moves_weights_towards_new_ones_and_forgets_moments(share):
+    options = {"agents": 2, "seed": 3, "temperature": 0.5, "layer_norm": True}
+    used, fresh = stacked(**options, reset_share=share), stacked(**options, reset_share=1.0)
+    used.update(random_rows(2, UPDATES, BATCH), *randomness(2, 2))
+    before = used.state_dict()
+    fresh.reset(100)  # all weights are new ones
+    new = fresh.state_dict()
     used.reset(100)
-    state, new = used.state_dict(), fresh.state_dict()
-    assert all(state[name].equal(new[name]) for name in state if name.split(".")[0] != "policy" and "." in name and "parameters" not in name)
-    again = stacked(2, seed=3, temperature=0.5)
-    again.reset(100)
-    assert all(state[name].equal(part) for name, part in again.state_dict().items())
-    assert not used.policy.parameters.equal(fresh.policy.parameters)
-    assert used.target.equal(used.values[: used.stack])
+    state = used.state_dict()
+    assert state.keys() == new.keys()
+    weights = {"critic.parameters", "policy.parameters", "target"}
+    for name in weights:
+        torch.testing.assert_close(state[name], before[name].lerp(new[name], share), rtol=0, atol=0)
+    kept = "log_alpha.parameters"
+    assert state[kept].equal(new[kept] if share == 1 else before[kept])
+    assert not before[kept].equal(new[kept])
+    others = state.keys() - weights - {kept}
+    assert len(others) > 5 and all(not state[name].any() for name in others)
 
 
-@pytest.mark.parametrize(("first", "expected"), [(0, []), (500, [500, 1000, 2000, 4000]), (1500, [1500, 3000])])
+def test_each_reset_draws_other_weights():
+    learner = stacked(agents=2, seed=3)
+    drawn = [learner.policy.parameters.clone()]
+    for step in (100, 200, 100):
+        learner.reset(step)
+        drawn.append(learner.policy.parameters.clone())
+    assert drawn[1].equal(drawn[3])
+    assert not any(a.equal(b) for a, b in itertools.combinations(drawn[:3], 2))
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, []), (500, [500, 1000, 2000, 4000]), (1250, [1250, 2500])])
 def test_resets_come_each_time_that_the_steps_have_doubled(first, expected):
     settings = Hyperparameters(reset_at=first)
-    assert [step for step in range(0, 5000, 500) if settings.is_reset_at(step)] == expected
+    assert [step for step in range(0, 5000, 10) if settings.is_reset_at(step)] == expected
