@@ -79,16 +79,16 @@ def table(cells: list[Cell]) -> str:
 
 
 def _cell(scores: list[np.ndarray | None]) -> str | None:
-    """Mean with its interval, for one data set with standard deviation and number of seeds; None without scores."""
+    """Mean, with its interval if all have several seeds; for one data set with spread and number of seeds."""
     known = [own for own in scores if own is not None]
     if not known:
         return None
-    mean = mean_estimate(known)
-    interval = f"[{mean.low:.1f}, {mean.high:.1f}]"
+    mean, least = mean_estimate(known), min(len(own) for own in known)
+    interval = f"[{mean.low:.1f}, {mean.high:.1f}]" if least > 1 else ""  # one seed says nothing of others
     if len(known) > 1:
-        return f"{mean.value:.1f} {interval}"
-    seeds = "1 seed" if len(known[0]) == 1 else f"{len(known[0])} seeds"
-    return f"{mean_and_spread(known[0].tolist(), 1)} {interval if len(known[0]) > 1 else ''}".strip() + f" ({seeds})"
+        return f"{mean.value:.1f} {interval}".strip()
+    seeds = "1 seed" if least == 1 else f"{least} seeds"
+    return f"{mean_and_spread(known[0].tolist(), 1)} {interval}".strip() + f" ({seeds})"
 
 
 def _mean_score(returns: list[float | None]) -> float:

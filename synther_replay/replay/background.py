@@ -44,6 +44,15 @@ def is_background(refit: Any) -> bool:
     return bool(refit == "background")
 
 
+def check_lag(lag: Any, refit: str) -> int | None:
+    """Return `lag` as an int or None; raises ValueError for other values, and where refits do not run in the background."""
+    if lag is None:
+        return None
+    if not is_background(refit):
+        raise ValueError(f"lag: applies to refit='background' only, got {lag!r} with refit={refit!r}")
+    return whole_number("lag", lag)
+
+
 def where_of(generator: Generator) -> Where:
     """Where refits of a generator run in the background: as it says, else a process on a CPU, a thread on a GPU."""
     chosen = getattr(generator, "background", None)

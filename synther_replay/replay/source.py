@@ -181,8 +181,9 @@ class SyntheticSource(ScheduledRows):
         }
         vars(self).update({**late, "_generated_at": state["_last_attempt"], **state})
         self._identity = object()
-        if "generator" in state:
-            self._generator = vars(self).pop("generator")
+        for name in ("generator", "schedule"):
+            if name in state:
+                setattr(self, f"_{name}", vars(self).pop(name))
         self._pending = self._restored_pending(vars(self).pop("pending", None))
 
     def _parts(self, state: dict[str, Any]) -> dict[str, Stateful]:

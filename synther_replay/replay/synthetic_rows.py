@@ -26,6 +26,7 @@ from synther_replay.relevance.rewards import Return
 from synther_replay.replay.background import (
     BackgroundRefit,
     check_background,
+    check_lag,
     is_background,
     new_background_fit,
     where_of,
@@ -67,7 +68,7 @@ class SyntheticRows:
     ) -> None:
         """Check the arguments and create an empty store."""
         self._in_background = is_background(refit)
-        self._lag = None if lag is None else whole_number("lag", lag)
+        self._lag = check_lag(lag, refit)
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use
@@ -91,11 +92,7 @@ class SyntheticRows:
             device = getattr(generator, "device", "cpu")
         self.generator = generator
         self.store = SyntheticStore(spec, capacity, resolve_device(device), seed=seed)
-        self.schedule: Schedule = (
-            schedule
-            if isinstance(schedule, Schedule)
-            else RetrainSchedule.of(schedule, default=default_preset(self.device))
-        )
+        self.schedule = schedule
         self.on_refit = on_refit
         self.steps = len(real)
         self.refits = 0
@@ -139,6 +136,17 @@ class SyntheticRows:
         if self._in_background and isinstance(generator, Generator):
             check_background(generator, self._guide)
         self._generator = generator
+
+    @property
+    def schedule(self) -> Schedule:
+        """When to refit; can be set during a run, also in a short form of `RetrainSchedule.of`."""
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Schedule | Mapping[str, Any] | str | int | None) -> None:
+        if not isinstance(schedule, Schedule):
+            schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
+        self._schedule: Schedule = schedule
 
     @property
     def relevance(self) -> Relevance | None:

@@ -196,7 +196,13 @@ class TestTable:
         assert lines[0] == "| score | agent of images | heads on real latents | heads on synthetic latents |"
         assert lines[2].startswith("| BC, walker-walk-expert | 30.0 +- 14.1 [") and "(2 seeds)" in lines[2]
         assert lines[3] == "| BC, cheetah-run-medium | 10.0 (1 seed) | 45.0 (1 seed) | 50.0 (1 seed) |"
-        assert lines[4].startswith("| **BC, mean of 2 sets** | 20.0 [") and len(lines) == 5
+        assert lines[4] == "| **BC, mean of 2 sets** | 20.0 | 45.0 | 50.0 |" and len(lines) == 5
+
+    def test_a_mean_of_several_seeds_on_each_set_has_an_interval(self, tmp_path):
+        sets = ("walker-walk-expert", "cheetah-run-medium")
+        runs = (result(name, "bc", seed, [100 * seed], real=[0], synthetic=[0]) for name in sets for seed in (0, 1))
+        lines = self.written(tmp_path, *runs)["offline-pixels"].splitlines()
+        assert lines[-1].startswith("| **BC, mean of 2 sets** | 5.0 [0.0, ")
 
     def test_runs_of_other_settings_are_refused(self, tmp_path):
         other = result("walker-walk-expert", "bc", 1, [1, 2])

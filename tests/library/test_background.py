@@ -155,7 +155,13 @@ def test_the_default_lag_is_half_of_the_interval(device: str):
 
 
 @pytest.mark.parametrize(
-    ("options", "word"), [({"refit": "later"}, "refit"), ({"lag": 0}, "lag"), ({"lag": 1.5}, "lag")]
+    ("options", "word"),
+    [
+        ({"refit": "later", "lag": None}, "refit"),
+        ({"lag": 0}, "lag"),
+        ({"lag": 1.5}, "lag"),
+        ({"refit": "inline", "lag": 50}, "lag: applies to refit='background' only"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], word: str):
     with pytest.raises((TypeError, ValueError), match=word):

@@ -183,6 +183,30 @@ def test_1_batches_may_be_kept_and_changed(refitted):
 # --- when it is refitted ----------------------------------------------------------------------------------------------
 
 
+def test_the_schedule_can_be_changed_during_a_run(make, numbered, fake):
+    buffer = make(every=10, start=10)
+    for schedule in (0, "often", {"evry": 5}, 7.5):
+        with pytest.raises((TypeError, ValueError), match="schedule|every|evry"):
+            buffer.schedule = schedule
+    assert buffer.schedule.every == 10
+    buffer.schedule = {"every": 25, "start": 30, "rows": 40}
+    assert buffer.schedule == RetrainSchedule(every=25, rows=40, start=30)
+    for _ in range(6):
+        buffer.add(numbered(10))
+        buffer.sample(4)
+    assert fake.learnt == [30, 60]
+
+
+def test_a_buffer_pickled_before_its_schedule_could_be_changed_keeps_it(make):
+    buffer = make(every=15)
+    state = buffer.__getstate__()
+    state["schedule"] = state.pop("_schedule")
+    old = object.__new__(type(buffer))
+    old.__setstate__(state)
+    assert old.schedule == buffer.schedule
+    assert "schedule" not in vars(old)
+
+
 def test_refits_follow_the_schedule(make, numbered, fake):
     buffer = make()
     refits = []
