@@ -45,7 +45,7 @@ def is_background(refit: Any) -> bool:
 
 
 def check_lag(lag: Any, refit: str) -> int | None:
-    """Return `lag` as an int or None; raises ValueError for other values, and where refits do not run in the background."""
+    """Return `lag` as an int or None; raises ValueError or TypeError for another value, or without such refits."""
     if lag is None:
         return None
     if not is_background(refit):

@@ -186,7 +186,7 @@ def test_1_batches_may_be_kept_and_changed(refitted):
 def test_the_schedule_can_be_changed_during_a_run(make, numbered, fake):
     buffer = make(every=10, start=10)
     for schedule in (0, "often", {"evry": 5}, 7.5):
-        with pytest.raises((TypeError, ValueError), match="schedule|every|evry"):
+        with pytest.raises((TypeError, ValueError), match=r"schedule|every|evry"):
             buffer.schedule = schedule
     assert buffer.schedule.every == 10
     buffer.schedule = {"every": 25, "start": 30, "rows": 40}
