@@ -31,8 +31,8 @@ _WORDS = {
     "weight_decay": "weight decay {}",
     "learning_rate": "learning rate {}",
     "gamma": "discount {}",
-    "reset_at": "resets from {:,} steps on",
-    "reset_share": "resets by {}",
+    "reset_at": "resets from step {}",
+    "reset_share": "by {:.0%} each",
     "alternating": "every second without layer norm",
     "normalise_observations": "normalised",  # True: without it an agent lacks an option of the critics that have it
 }

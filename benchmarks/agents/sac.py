@@ -68,7 +68,7 @@ class Hyperparameters:
         gamma: Discount.
         target_speed: 1 - polyak.
         layer_norm: Whether the critics' hidden layers are normalised before their relu.
-        alternating: With `layer_norm`: whether only every second critic's are.
+        alternating: With `layer_norm`: whether only the layers of the first, third, ... critic of an agent are.
         feature_norm: Whether the features before the critics' last layer are normalised.
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
         weight_decay: Decoupled weight decay of the critics.
@@ -76,8 +76,8 @@ class Hyperparameters:
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
         reset_at: Environment steps after which the networks are reset, and again each time that there are twice as
-            many; 0: never. What they learnt from the first rows must then hold for all rows.
-        reset_share: How far a reset takes the networks towards new weights; with 1 the temperature starts again too.
+            many; 0: never.
+        reset_share: How far a reset moves the networks towards new weights; with 1 the temperature starts again too.
     """
 
     critics: int = 2
@@ -117,6 +117,8 @@ class Hyperparameters:
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.reset_share > 1:
             raise ValueError(f"reset_share: expected at most 1, got {self.reset_share!r}")
+        if self.reset_share < 1 and not self.reset_at:
+            raise ValueError("reset_share: nothing is reset without reset_at")
         if self.gamma >= 1:
             raise ValueError(f"gamma: expected a number below 1, got {self.gamma!r}")
         if self.target_critics > max(self.critics, 2):
@@ -215,19 +217,23 @@ class StackedSAC(CapturedLearner):
 
     @torch.no_grad()
     def reset(self, number: int) -> None:
-        """Move the networks towards new weights by `reset_share`, and forget the optimisers' moments; in place.
+        """Move the networks towards new weights by `reset_share`; forget moments of the optimisers and caution.
+
+        Everything stays in place, so that captured graphs stay valid.
 
         Args:
             number: Draws the new weights, with the seed.
         """
-        share, log_alpha = self.settings.reset_share, self.log_alpha.parameters.clone()
+        share, log_alpha = self.settings.reset_share, self._initial_log_alpha()
         values, policy = self._initial_weights(generator_for("cpu", self.seed, 2, number))
-        values, policy = self.values.lerp(values, share), self.policy.parameters.lerp(policy, share)
+        if share < 1:
+            values, policy = self.values.lerp(values, share), self.policy.parameters.lerp(policy, share)
+            log_alpha = self.log_alpha.parameters.clone()
         for tensor in self._tensors().values():
             tensor.zero_()
         self.values.copy_(values)
         self.policy.parameters.copy_(policy)
-        self.log_alpha.parameters.copy_(self._initial_log_alpha() if share == 1 else log_alpha)
+        self.log_alpha.parameters.copy_(log_alpha)
         self._after_load()
 
     @torch.no_grad()

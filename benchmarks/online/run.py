@@ -177,7 +177,7 @@ class OnlineRun:
                 agents.actions.numpy()[:] = random_actions[k]
             else:
                 with progress.clock("learner"):
-                    if agents.learner.settings.is_reset_at(progress.step):
+                    if progress.step > settings.random_steps and agents.learner.settings.is_reset_at(progress.step):
                         agents.learner.reset(progress.step)
                     agents.learner.learn()  # asynchronous on a GPU: runs while the environments step
                     agents.await_copies()

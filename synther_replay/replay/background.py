@@ -44,15 +44,6 @@ def is_background(refit: Any) -> bool:
     return bool(refit == "background")
 
 
-def check_lag(lag: Any, refit: str) -> int | None:
-    """Return `lag` as an int or None; raises ValueError or TypeError for another value, or without such refits."""
-    if lag is None:
-        return None
-    if not is_background(refit):
-        raise ValueError(f"lag: applies to refit='background' only, got {lag!r} with refit={refit!r}")
-    return whole_number("lag", lag)
-
-
 def where_of(generator: Generator) -> Where:
     """Where refits of a generator run in the background: as it says, else a process on a CPU, a thread on a GPU."""
     chosen = getattr(generator, "background", None)
@@ -195,6 +186,7 @@ class BackgroundRefit:
             "at": self.at,
             "steps": job.steps,
             "real_rows": job.real_rows,
+            "rows": job.rows,
             "seed": self.seed,
             "error": None if error is None else f"{type(error).__name__}: {error}",
             "result": result,
@@ -206,7 +198,7 @@ def restored_refit(
     spec: TransitionSpec,
     generator: Generator,
     guide: Guide | None,
-    job_of: Callable[[Fit, int, int], RefitJob],
+    job_of: Callable[[Fit, int | None, int, int], RefitJob],
 ) -> BackgroundRefit:
     """The refit of a `BackgroundRefit.state_dict`, to be taken at its step.
 
@@ -215,9 +207,11 @@ def restored_refit(
         spec: Layout of the rows.
         generator: The generator, after its own state was loaded.
         guide: The guide, too.
-        job_of: Makes a job of a fit, the environment steps at its begin and the number of real rows.
+        job_of: Makes a job of a fit, the number of rows to generate (None: not known, the state is of an earlier
+            version), the environment steps at its begin and the number of real rows.
     """
     at, steps, real_rows = (whole_number(name, state[name], least=0) for name in ("at", "steps", "real_rows"))
+    rows = None if state.get("rows") is None else whole_number("rows", state["rows"])
     error = state["error"]
     result = None if error is not None else RefitResult.from_state(state["result"])
 
@@ -227,7 +221,7 @@ def restored_refit(
         return result
 
     logger.info("the refit begun at step %d was waited for when it was saved; its rows are taken at step %d", steps, at)
-    job = job_of(ImportedFit(spec, generator, guide, computed), steps, real_rows)
+    job = job_of(ImportedFit(spec, generator, guide, computed), rows, steps, real_rows)
     return BackgroundRefit(job, at, torch.device("cpu"), state["seed"])
 
 

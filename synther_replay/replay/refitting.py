@@ -54,6 +54,7 @@ class RefitJob:
         version: Version of the real transitions at that time.
         steps: Environment steps at that time.
         real_rows: Number of real rows that it is fitted to.
+        rows: Number of rows to generate.
         fresh: The generated rows after `run`, else None.
         is_committed: Whether its result was taken.
         has_failed: Whether the last `run` raised an error.
@@ -84,7 +85,7 @@ class RefitJob:
             version: Version of the real transitions.
             seconds: Time that the preparation took.
         """
-        self._fit, self._rows, self._check, self._seconds = fit, rows, check, seconds
+        self._fit, self.rows, self._check, self._seconds = fit, rows, check, seconds
         self.source, self.version, self.steps, self.real_rows = source, version, steps, real_rows
         self.fresh: Transitions | None = None
         self.is_committed = self.has_failed = False
@@ -124,7 +125,7 @@ class RefitJob:
             fit = self._fit.run()
             fitted = time.monotonic()
             with in_refit():
-                fresh = self._fit.sample(self._rows)
+                fresh = self._fit.sample(self.rows)
             self._check(fresh)
         except BaseException:
             self.has_failed = True

@@ -126,8 +126,8 @@ class ScheduledRows(SyntheticRows):
         self._job = weakref.ref(pending.job)
         return pending
 
-    def _restored_job(self, fit: Fit, steps: int, real_rows: int) -> RefitJob:
-        return self._job_of(fit, min(self.schedule.rows, self.store.capacity), steps, real_rows)
+    def _restored_job(self, fit: Fit, rows: int | None, steps: int, real_rows: int) -> RefitJob:
+        return self._job_of(fit, rows or min(self.schedule.rows, self.store.capacity), steps, real_rows)
 
     def _warn_of(self, error: Exception, steps: int | None = None) -> None:
         """Tell of a refit that failed; `steps` are those of its begin, None: of now."""

@@ -26,7 +26,6 @@ from synther_replay.relevance.rewards import Return
 from synther_replay.replay.background import (
     BackgroundRefit,
     check_background,
-    check_lag,
     is_background,
     new_background_fit,
     where_of,
@@ -68,7 +67,7 @@ class SyntheticRows:
     ) -> None:
         """Check the arguments and create an empty store."""
         self._in_background = is_background(refit)
-        self._lag = check_lag(lag, refit)
+        self._lag = None if lag is None else whole_number("lag", lag)
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use

@@ -288,15 +288,23 @@ class TestResuming:
 
         monkeypatch.setattr(StackedSAC, "reset", recorded)
         run_through(tmp_path / "c", settings("sac", agent={"reset_at": 35}))
-        assert at == [70, 140]  # 35 is one of the 70 random steps, 280 is after the last
+        assert at == [140]  # before 70 actions are random, at 70 nothing is learnt yet, 280 is after the last
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.usefixtures("precision_restored")  # the run chooses it
-    @pytest.mark.parametrize("name", [None, "curiosity", "td_error"])
-    def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, name, tmp_path, monkeypatch, same):
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"relevance": {"name": "curiosity"}},
+            {"relevance": {"name": "td_error"}},
+            {"critic": "pair", "agent": {"reset_at": 100, "reset_share": 0.5}},
+        ],
+    )
+    def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, changes, tmp_path, monkeypatch, same):
         online_stand_ins.install(monkeypatch, chunk=STEPS // 2)
         monkeypatch.setattr(online_stand_ins.online_actors, "Hyperparameters", Hyperparameters)  # so kernels are used
-        gpu, of = torch.device("cuda", 0), settings(relevance={"name": name} if name else {})
+        gpu, of = torch.device("cuda", 0), settings(**changes)
         expected = outcome(run_through(tmp_path / "undisturbed", of, gpu))
         assert len({point["returns"][0] for point in expected["curve"]}) > 2  # it has learnt something in between
         stopped = run_through(tmp_path / "c", of, gpu, time_limit=0)

@@ -274,6 +274,7 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"reset_at": -1}, "reset_at"),
         ({"reset_share": 0.0}, "reset_share"),
         ({"reset_share": 1.5}, "reset_share: expected at most 1"),
+        ({"reset_share": 0.5}, "reset_share: nothing is reset"),
         ({"reset_share": None}, "reset_share"),
         ({"blocks": 1, "layer_norm": True}, "blocks"),
         ({"layer_norm": 1}, "layer_norm"),
@@ -459,14 +460,17 @@ def test_the_number_of_target_critics_is_checked():
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_reset_moves_weights_towards_new_ones_and_forgets_moments(share):
+def test_a_reset_moves_weights_towards_new_ones_and_forgets_moments(share, monkeypatch):
     options = {"agents": 2, "seed": 3, "temperature": 0.5, "layer_norm": True}
-    used, fresh = stacked(**options, reset_share=share), stacked(**options, reset_share=1.0)
+    used, fresh = stacked(**options, reset_at=1, reset_share=share), stacked(**options)
     used.update(random_rows(2, UPDATES, BATCH), *randomness(2, 2))
     before = used.state_dict()
     fresh.reset(100)  # all weights are new ones
     new = fresh.state_dict()
+    refreshed = []
+    monkeypatch.setattr(used.critics, "refresh", lambda: refreshed.append(used.values.clone()))
     used.reset(100)
+    assert refreshed[-1].equal(used.values)  # copies in fp16 follow
     state = used.state_dict()
     assert state.keys() == new.keys()
     weights = {"critic.parameters", "policy.parameters", "target"}
@@ -477,6 +481,14 @@ def test_a_reset_moves_weights_towards_new_ones_and_forgets_moments(share):
     assert not before[kept].equal(new[kept])
     others = state.keys() - weights - {kept}
     assert len(others) > 5 and all(not state[name].any() for name in others)
+
+
+def test_a_reset_to_new_weights_cures_a_learner_that_is_not_finite():
+    learner = stacked()
+    learner.values.fill_(math.nan)
+    learner.policy.parameters.fill_(math.inf)
+    learner.reset(100)
+    assert all(tensor.isfinite().all() for tensor in learner.state_dict().values())
 
 
 def test_each_reset_draws_other_weights():

@@ -37,8 +37,3 @@ def test_a_generator_that_was_not_needed_at_first_is_made_with_the_same_settings
         source.refit(20)
         sources.append(source)
     assert torch.equal(sources[0].store.rows, sources[1].store.rows)
-
-
-def test_a_lag_without_a_refit_in_the_background_is_refused():
-    with pytest.raises(ValueError, match="lag: applies to refit='background' only, got 100"):
-        SourceOptions(generator=TINY, lag=100)

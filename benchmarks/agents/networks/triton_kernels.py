@@ -158,7 +158,7 @@ def values(
     """Values of S critics and of their targets, N per agent, and the critics' hidden layers.
 
     With `NORM` also the critics' normalised layers before relu, and what they were multiplied by, ``(2, S, B)``; with
-    `ALTERNATING`, every second network is not normalised, which is to be multiplied by 1.
+    `ALTERNATING`, every second network is not normalised; its factors are 1.
     """
     tile, network = tl.program_id(0), tl.program_id(1)
     learning = network < S  # otherwise a target
@@ -235,9 +235,9 @@ def _through_hidden(
     """
     i, k = tl.arange(0, H), tl.arange(0, BK)
     row = network.to(tl.int64) * P
-    corrected = 1.0  # whether the gradient goes through a normalisation
+    normed = 1.0
     if ALTERNATING:
-        corrected = tl.where(network % 2 == 0, 1.0, 0.0)
+        normed = tl.where(network % 2 == 0, 1.0, 0.0)  # 0: this network's gradient passes as it is
     if NORM:
         total, along = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
         for start in range(0, H, BK):
@@ -245,7 +245,7 @@ def _through_hidden(
             total += tl.sum(d, 1)
             along += tl.sum(d * normal.to(tl.float32), 1)
         factor = tl.load(factors + S * B + place)[:, None]
-        total, along = (total / H * corrected)[:, None], (along / H * corrected)[:, None]
+        total, along = (total / H * normed)[:, None], (along / H * normed)[:, None]
     acc = tl.zeros((BM, H), tl.float32)
     for start in range(0, H, BK):
         hidden, d = _top_gradient(parameters, u2, row, kept, d_out, start, W3, A, AP, BK)
@@ -259,8 +259,8 @@ def _through_hidden(
     d = tl.where(first > 0, acc, 0.0)
     if NORM:
         normal = first.to(tl.float32)
-        along = (tl.sum(d * normal, 1) / H * corrected)[:, None]
-        d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H * corrected)[:, None] - normal * along)
+        along = (tl.sum(d * normal, 1) / H * normed)[:, None]
+        d = tl.load(factors + place)[:, None] * (d - (tl.sum(d, 1) / H * normed)[:, None] - normal * along)
     d_first = to_fp16(d)
     tl.store(d_h1 + kept + i[None, :], d_first)
     return d_first

@@ -77,9 +77,8 @@ class TritonCritics:
         self.adam, self.target_speed = adam, target_speed
         first = slice(0, stack, critics)
         of_first = _Layers(values[first], self.layers.fp16[first], shape, stack // critics, batch_size)
-        self.first: Network = TritonNetwork(of_first)
-        if shape.layer_norm:  # that of every agent's first critic, also if the others alternate
-            self.first = TorchNetwork(values[first], replace(shape, alternating=False))
+        all_alike = replace(shape, alternating=False)  # the first critics, of every agent
+        self.first: Network = TorchNetwork(values[first], all_alike) if shape.layer_norm else TritonNetwork(of_first)
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
         self.caution = torch.zeros(stack // critics, device=device)
