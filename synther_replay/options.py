@@ -1,4 +1,4 @@
-"""SourceOptions: the options that all adapters share, and the `SyntheticSource` built from them; HasRealRatio."""
+"""SourceOptions: options that all adapters share, and the `SyntheticSource` built from them; AdjustableOptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from synther_replay.common.checks import whole_number
+from synther_replay.common.checks import check_hook, whole_number
 from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -78,8 +78,7 @@ class SourceOptions:
             GeneratorConfig.of(self.generator)
         if not isinstance(self.schedule, Schedule):
             RetrainSchedule.of(self.schedule)
-        if self.on_refit is not None and not callable(self.on_refit):
-            raise TypeError(f"on_refit: expected a function of the report, got {self.on_refit!r}")
+        check_hook(self.on_refit)
         object.__setattr__(self, "relevance", Guidance.of(self.relevance))
         whole_number("synthetic_capacity", self.synthetic_capacity)
         is_background(self.refit)
@@ -132,10 +131,10 @@ def make_generator(value: Any, spec: TransitionSpec, *, device: torch.device, se
 SyntheticSource.make_generator = staticmethod(make_generator)
 
 
-class HasRealRatio:
-    """The share of real rows of an adapter's buffer, which can be changed during a run.
+class AdjustableOptions:
+    """What can be changed of an adapter's buffer during a run: the share of real rows and the schedule.
 
-    A buffer that was made with 1 is plain and stays so: nothing was checked that a generator needs.
+    A buffer that was made with ``real_ratio=1`` is plain and stays so: nothing was checked that a generator needs.
 
     Attributes:
         source: The source; None until rows tell the layout.
@@ -159,6 +158,18 @@ class HasRealRatio:
             self._options = replace(self._options, real_ratio=real_ratio)
         else:
             self.source.real_ratio = real_ratio
+
+    @property
+    def schedule(self) -> ScheduleOption:
+        """When to refit; can be set during a run, also in a short form. As given, until rows tell the layout."""
+        return self._options.schedule if self.source is None else self.source.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: ScheduleOption) -> None:
+        if self.source is None:
+            self._options = replace(self._options, schedule=schedule)
+        else:
+            self.source.schedule = schedule
 
     @property
     def _is_plain(self) -> bool:

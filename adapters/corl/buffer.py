@@ -19,7 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
+from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.ring import RingBuffer
 from synther_replay.replay.schedule import RetrainSchedule
@@ -145,7 +146,18 @@ class ReplayBuffer:
     def __repr__(self) -> str:
         """Sizes, ratio and device."""
         sizes = f"{len(self)} of {self._ring.capacity} real, {len(self._source.store) if self._source else 0} synthetic"
-        return f"ReplayBuffer({sizes}, real_ratio={self._options.real_ratio}, device={str(self._ring.device)!r})"
+        return f"ReplayBuffer({sizes}, real_ratio={self.real_ratio}, device={str(self._ring.device)!r})"
+
+    @property
+    def real_ratio(self) -> float:
+        """Share of real rows in each batch; can be set at any time, for example for online fine-tuning."""
+        return self._options.real_ratio
+
+    @real_ratio.setter
+    def real_ratio(self, real_ratio: float) -> None:
+        self._options = replace(self._options, real_ratio=check_real_ratio(real_ratio))
+        if self._source is not None:
+            self._source.real_ratio = self.real_ratio
 
     @property
     def synthetic(self) -> Transitions | None:
@@ -265,8 +277,8 @@ class ReplayBuffer:
 
     def normalise_rewards(self, scale: float = 1.0, shift: float = 0.0) -> None:
         """Return rewards as ``r * scale + shift`` from now on; stored and saved rows are not changed."""
-        if not math.isfinite(scale) or not math.isfinite(shift):
-            raise ValueError(f"scale and shift: expected finite numbers, got {scale!r} and {shift!r}")
+        if not all(isinstance(value, Real) and math.isfinite(value) for value in (scale, shift)) or not scale:
+            raise ValueError(f"scale and shift: expected finite numbers and no scale of 0, got {scale!r} and {shift!r}")
         self._reward_scale = float(scale), float(shift)
 
     def save(self, path: str | os.PathLike[str], rows: int | None = None) -> None:

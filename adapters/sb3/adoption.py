@@ -1,13 +1,17 @@
-"""Buffers of Stable-Baselines3 become SynthER buffers: in `from_buffer`, and where a model loads one.
+"""Buffers of Stable-Baselines3 become SynthER buffers: in `from_buffer`, and where a model loads one; how it saves one.
 
 `load_replay_buffer` of SB3 puts whatever the file holds in place of the model's buffer. It asks neither the class that
-the model was made with nor the buffer that it replaces. Left alone, a model of `SynthERBuffer` would go on with plain
-replay and say nothing. SB3 has no hook there, so the method itself is extended, for models of our buffers only.
+the model was made with, nor the spaces, nor the buffer that it replaces. Left alone, a model of `SynthERBuffer` would
+go on with plain replay or with the transitions of another task, and say nothing. `save_replay_buffer` opens the file
+before the buffer waits for a refit in the background: an interrupt would leave an empty file. SB3 has no hooks there,
+so the methods themselves are extended, for models of our buffers only.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,8 +19,10 @@ from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from synther_replay.generator import DiffusionGenerator
 from synther_replay.relevance.function import WithFunctions
 from synther_replay.relevance.guidance import Guidance
+from synther_replay.replay.source import SyntheticSource
 
 # Arguments of the constructor that only some buffers have.
 _ARGUMENTS: dict[type, tuple[str, ...]] = {
@@ -60,9 +66,15 @@ def adopted(cls: type[Any], plain: Any, device: torch.device | str | None, optio
     return buffer
 
 
-def adopt_loaded_buffers(ours: type[Any]) -> None:
-    """Extend `load_replay_buffer` of all off-policy algorithms, for models of the class `ours` and its subclasses."""
-    load = OffPolicyAlgorithm.load_replay_buffer
+def extend_files_of_buffers(ours: type[Any]) -> None:
+    """Extend how off-policy algorithms load and save buffers, for models of the class `ours` and its subclasses."""
+    load, save = OffPolicyAlgorithm.load_replay_buffer, OffPolicyAlgorithm.save_replay_buffer
+
+    @functools.wraps(save)
+    def save_replay_buffer(self: Any, *args: Any, **options: Any) -> None:
+        if isinstance(getattr(self, "replay_buffer", None), ours):
+            self.replay_buffer.source.wait_for_refit()
+        save(self, *args, **options)
 
     @functools.wraps(load)
     def load_replay_buffer(self: Any, *args: Any, **options: Any) -> None:
@@ -70,10 +82,17 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
         wanted: Any = self.replay_buffer_class
         load(self, *args, **options)
         loaded = self.replay_buffer
-        if issubclass(wanted or object, ours) and not isinstance(loaded, ours):
+        if isinstance(loaded, ours) or issubclass(wanted or object, ours):
             self.replay_buffer = before  # stays, if the loaded one is refused
+            _check_origin(loaded, self)
+            self.replay_buffer = loaded
+        if issubclass(wanted or object, ours) and not isinstance(loaded, ours):
+            self.replay_buffer = before
             self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
-        elif isinstance(loaded, ours):  # files hold neither hook nor functions, and a copy of the encoder
+        elif isinstance(loaded, ours):
+            if isinstance(before, ours) and before.real_ratio < 1.0 and loaded.real_ratio < 1.0:
+                _tell_options(loaded.source, before.source)
+            # files hold neither hook nor functions, and a copy of the encoder
             loaded.source.on_refit = self.replay_buffer_kwargs.get("on_refit")
             guidance = Guidance.of(self.replay_buffer_kwargs.get("relevance"))
             if guidance is not None and isinstance(loaded.source.relevance, WithFunctions):
@@ -82,3 +101,34 @@ def adopt_loaded_buffers(ours: type[Any]) -> None:
                 loaded.latents.encoder = self.replay_buffer_kwargs["encoder"]
 
     OffPolicyAlgorithm.load_replay_buffer = load_replay_buffer
+    OffPolicyAlgorithm.save_replay_buffer = save_replay_buffer
+
+
+def _check_origin(loaded: Any, model: Any) -> None:
+    """Raise ValueError for a buffer of other spaces than those of the model, or of another number of environments."""
+    for name in ("observation_space", "action_space", "n_envs"):
+        held, expected = getattr(loaded, name), getattr(model, name)
+        if held != expected:
+            raise ValueError(
+                f"load_replay_buffer: the file has {name}={held}, the model {expected}; the model keeps its buffer"
+            )
+
+
+def _tell_options(loaded: SyntheticSource, before: SyntheticSource) -> None:
+    """Warn of options in a file that replace others of the model."""
+    held, own = _options(loaded), _options(before)
+    changed = [f"{name}={held[name]} (the model has {own[name]})" for name in held if held[name] != own.get(name)]
+    if changed:
+        warnings.warn(f"load_replay_buffer: the file's options are used: {', '.join(changed)}", stacklevel=3)
+
+
+def _options(source: SyntheticSource) -> dict[str, Any]:
+    config = source.generator.config if isinstance(source.generator, DiffusionGenerator) else None
+    return {
+        "real_ratio": source.real_ratio,
+        "refit": source.refit_mode,
+        "lag": source.lag,
+        "synthetic_capacity": source.store.capacity,
+        "schedule": source.schedule,
+        **({} if config is None else {f"generator {name}": value for name, value in asdict(config).items()}),
+    }

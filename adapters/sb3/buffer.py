@@ -27,7 +27,7 @@ from synther_replay.common.checks import resolve_device, whole_number
 from synther_replay.common.short_forms import expected_names
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
-from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.latents import Latents
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -83,7 +83,7 @@ def _refuse_unknown(cls: type[SynthERBuffer], names: Iterable[str]) -> None:
             raise TypeError(f"{cls.__name__}: unknown option {name!r}; {expected_names(name, known)}")
 
 
-class SynthERBuffer(HasRealRatio, NStepReplayBuffer):
+class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
     """SB3's replay buffer with generated transitions mixed into its batches.
 
     Pass options through ``replay_buffer_kwargs``. For `Dict` observations the constructor returns a
@@ -180,6 +180,8 @@ class SynthERBuffer(HasRealRatio, NStepReplayBuffer):
             )
         if not isinstance(gamma, float | int | np.floating) or not 0 <= gamma <= 1:
             raise ValueError(f"gamma: expected a number from 0 to 1, got {gamma!r}")
+        if not isinstance(scaled_actions, bool):
+            raise TypeError(f"scaled_actions: expected True or False, got {scaled_actions!r}")
         latents = None
         if encoder is not None:
             latents = Latents(encoder, observation_space, resolve_device(get_device(device)))

@@ -51,10 +51,11 @@ class SynthERCallback(BaseCallback):
             print(record.line())
 
     def _on_training_start(self) -> None:
-        buffer = self.model.replay_buffer
+        buffer = getattr(self.model, "replay_buffer", None)
         source = getattr(buffer, "source", None)
-        if not isinstance(source, SyntheticSource):
-            raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, got {type(buffer).__name__}")
+        if buffer is None or not isinstance(source, SyntheticSource):
+            found = f"{type(self.model).__name__} has none" if buffer is None else f"got {type(buffer).__name__}"
+            raise TypeError(f"replay_buffer_class: SynthERCallback needs a SynthERBuffer, {found}")
         if buffer.n_steps > 1 and buffer.gamma != self.model.gamma:
             raise ValueError(
                 f"gamma: the buffer has {buffer.gamma}, the algorithm {self.model.gamma}; they must be equal"

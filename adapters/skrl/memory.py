@@ -15,7 +15,7 @@ from torch import Tensor
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
-from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.replay.batch import synthetic_mask
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -24,7 +24,7 @@ _MARK = "is_synthetic"
 _INDICES = "memory_index", "env_index", "filled"
 
 
-class SynthERMemory(HasRealRatio, RandomMemory):
+class SynthERMemory(AdjustableOptions, RandomMemory):
     """skrl's `RandomMemory` with generated transitions mixed into its batches.
 
     For agents that store single transitions: SAC, TD3, DDPG, DQN and DDQN. Spaces are those that the agent creates its

@@ -32,7 +32,7 @@ from synther_replay.adapters.torchrl.rows import (
     written,
 )
 from synther_replay.common.trees import on_cpu
-from synther_replay.options import GeneratorOption, HasRealRatio, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -41,7 +41,7 @@ _FILE = "synther.safetensors"  # written to the folder of the real buffer's file
 _STATE = "_synther"  # key in the state of the real buffer
 
 
-class SynthERReplayBuffer(HasRealRatio, Forwarding):
+class SynthERReplayBuffer(AdjustableOptions, Forwarding):
     """Wraps a TorchRL replay buffer of transitions and mixes generated transitions into its batches.
 
     Batches hold the entries of a transition, the flags of the data, the info of the real buffer (index, priority

@@ -18,7 +18,9 @@ class ByAttributes(ProtocolMeta):
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Return whether an object is an instance, or has all members of the protocol."""
+        """Return whether an object is an instance, or has all members of the protocol; a class has them for others."""
+        if isinstance(instance, type):
+            return False
         if super().__instancecheck__(instance):
             return True
         members = vars(cls).get("__protocol_attrs__", ())  # since Python 3.12; classes that are no protocols have none

@@ -23,6 +23,17 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
     return number
 
 
+def check_hook(on_refit: Any) -> None:
+    """Raise TypeError unless a hook of refits can be called with a report; a class would make an object of it."""
+    if isinstance(on_refit, type):
+        name = on_refit.__name__
+        raise TypeError(
+            f"on_refit: expected a function of the report, got the class {name}; pass an object: {name}(...)"
+        )
+    if on_refit is not None and not callable(on_refit):
+        raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
+
+
 def resolve_device(device: torch.device | str) -> torch.device:
     """Return a torch device with its index; "auto" is the GPU if there is one, else the CPU.
 

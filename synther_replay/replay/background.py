@@ -155,6 +155,11 @@ class BackgroundRefit:
             self._requests.serve()
             self._thread.join(_LOOKS_EVERY)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is computed any more."""
+        return os.getpid() == self._owner and not self._thread.is_alive()
+
     def serve(self) -> None:
         """Do what the job needs of the learner's thread, which is to capture CUDA graphs; call it at every step."""
         begun = time.monotonic()

@@ -25,6 +25,6 @@ def split_batch(batch_size: int, real_ratio: float, *, synthetic_available: bool
 
 def check_real_ratio(real_ratio: float) -> float:
     """Return the ratio as a float; raise ValueError unless it is in [0, 1] (NaN is rejected)."""
-    if not isinstance(real_ratio, float | Real) or not 0.0 <= real_ratio <= 1.0:
+    if not isinstance(real_ratio, float | Real) or isinstance(real_ratio, bool) or not 0.0 <= real_ratio <= 1.0:
         raise ValueError(f"real_ratio: expected a number from 0 to 1, got {real_ratio!r}")
     return float(real_ratio)

@@ -44,6 +44,8 @@ class RingBuffer:
         self, spec: TransitionSpec, capacity: int, *, device: torch.device | str = "auto", seed: int = 0
     ) -> None:
         """Make an empty buffer."""
+        if not isinstance(spec, TransitionSpec):
+            raise TypeError(f"spec: expected a TransitionSpec, for example of TransitionSpec.from_spaces, got {spec!r}")
         self.spec = spec
         self.capacity = whole_number("capacity", capacity)
         self.device = resolve_device(device)

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from typing import Any
 
-from synther_replay.replay.background import BackgroundRefit, default_lag, restored_refit
+from synther_replay.replay.background import REFIT_MODES, BackgroundRefit, default_lag, restored_refit
 from synther_replay.replay.fits import Fit
 from synther_replay.replay.refitting import RefitJob, RefitReport
 from synther_replay.replay.synthetic_rows import SyntheticRows
@@ -21,6 +21,11 @@ _OVERTAKEN = "the result of this refit is discarded: another refit, a load or a 
 
 class ScheduledRows(SyntheticRows):
     """Rows of a generator that is refitted to real transitions on schedule; see `SyntheticSource`, which adds draws."""
+
+    @property
+    def refit_mode(self) -> str:
+        """``"inline"`` or ``"background"``."""
+        return REFIT_MODES[self._in_background]
 
     @property
     def lag(self) -> int:
@@ -56,6 +61,15 @@ class ScheduledRows(SyntheticRows):
             return self.refit_or_warn()
         self._begin_in_background()
         return None
+
+    def wait_for_refit(self) -> None:
+        """Wait for the end of a refit in the background; its rows are taken at their step all the same.
+
+        Saving does so, too. Call it before a file is opened that an interrupted wait would leave half written.
+        """
+        if self._pending is not None and not self._pending.is_over:
+            logger.info("waiting for the refit begun at step %d", self._pending.job.steps)
+            self._pending.wait()
 
     def _begin_in_background(self) -> None:
         try:

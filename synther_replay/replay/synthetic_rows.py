@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import time
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from synther_replay.common.checks import resolve_device, whole_number
+from synther_replay.common.checks import check_hook, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import Stream, derive_seed
@@ -71,8 +72,7 @@ class SyntheticRows:
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use
-        if on_refit is not None and not callable(on_refit):
-            raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
+        check_hook(on_refit)
         if not isinstance(real, self._needs):
             raise TypeError(f"real: expected the methods of {self._needs.__name__}, got {type(real).__name__}")
         spec = spec or getattr(generator, "spec", None) or getattr(real, "spec", None)
@@ -124,6 +124,8 @@ class SyntheticRows:
 
     @generator.setter
     def generator(self, generator: Generator | Callable[..., Generator]) -> None:
+        if not isinstance(generator, Generator):
+            _check_maker(generator)
         _check_spec("generator", generator, self.spec)
         if self._guide is not None and isinstance(generator, Generator) and not takes_conditions(generator):
             raise TypeError(
@@ -400,6 +402,21 @@ class SyntheticRows:
 
     def _least_rows(self) -> int:
         return max(1, getattr(self.generator, "min_rows", 1))
+
+
+def _check_maker(make: Any) -> None:
+    """Raise TypeError unless a generator can be made by ``make(device=...)``, as far as can be told before the call."""
+    words = "generator: expected an object with fit and sample, or a function that makes one on a given device"
+    if not callable(make):
+        raise TypeError(f"{words}, got {make!r}")
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # one that is not written in Python
+        return
+    try:
+        signature.bind(device=None)
+    except TypeError as error:
+        raise TypeError(f"{words}; {make!r} does not take device alone: {error}") from error
 
 
 def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:

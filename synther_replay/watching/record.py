@@ -133,7 +133,7 @@ class RefitRecord:
             parts.append(f"marginal {found.marginal:.3f}")
             if found.termination_rate_real is not None and found.termination_rate_synthetic is not None:
                 real, synthetic = 100 * found.termination_rate_real, 100 * found.termination_rate_synthetic
-                parts.append(f"terminated {synthetic:.2g} % (real {real:.2g} %)")
+                parts.append(f"terminated {_percent(synthetic)} % (real {_percent(real)} %)")
         parts.append(f"{self.refit_seconds:.1f} s")
         if abs(self.pause_seconds - self.refit_seconds) > _SAME_SECONDS:  # it ran in the background
             parts[-1] += f" (paused {self.pause_seconds:.2g} s)"
@@ -216,3 +216,7 @@ def compact(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.3g}{name}"
     return str(count)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2g}" if value < 99.5 else f"{value:.0f}"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from synther_replay import DiffusionGenerator
+from synther_replay.replay.background import BackgroundRefit
 from synther_replay.watching import RefitLog
 
 OPTIONS: dict[str, Any] = {
@@ -79,6 +80,25 @@ def test_a_buffer_saved_in_the_middle_of_a_refit_holds_its_rows(tmp_path: Path):
         each.replay_buffer.source.refit_if_due()
     stores = [each.replay_buffer.source.store.rows for each in (model, other)]
     assert torch.equal(*stores) and len(stores[0]) == 100
+
+
+@pytest.mark.usefixtures("in_thread")
+def test_an_interrupted_wait_before_a_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(self: BackgroundRefit) -> None:
+        raise KeyboardInterrupt
+
+    model, file = sac(), tmp_path / "rows.pkl"
+    model.learn(50).save_replay_buffer(file)
+    saved = file.read_bytes()
+    model.learn(20, reset_num_timesteps=False)  # a refit begins at 60
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundRefit, "is_over", False)
+        patch.setattr(BackgroundRefit, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.save_replay_buffer(file)
+    assert file.read_bytes() == saved
+    model.save_replay_buffer(file)
+    assert file.read_bytes() != saved
 
 
 @pytest.mark.usefixtures("in_thread")

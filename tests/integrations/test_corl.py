@@ -251,6 +251,28 @@ def test_repr_shows_sizes(fake):
     assert "30 synthetic" in repr(buffer)
 
 
+def test_the_ratio_can_be_changed_between_batches(fake):
+    buffer = filled(generator=fake)
+    buffer.upsample(50)
+    for ratio, expected in ((0.0, 16), (0.25, 12), (1.0, 0), (0.5, 8)):
+        buffer.real_ratio = ratio
+        assert (buffer.real_ratio, synthetic(buffer.sample(16))) == (ratio, expected)
+        assert f"real_ratio={ratio}" in repr(buffer)
+    buffer.upsample(50)
+    assert synthetic(buffer.sample(16)) == 8
+    for wrong in (5, "x", None, True):
+        with pytest.raises(ValueError, match="real_ratio"):
+            buffer.real_ratio = wrong
+    assert buffer.real_ratio == 0.5
+
+
+@pytest.mark.parametrize("scale", [0, "x", float("inf")])
+def test_a_scale_of_rewards_that_loses_them_is_refused(fake, scale):
+    buffer = filled(generator=fake)
+    with pytest.raises(ValueError, match="scale"):
+        buffer.normalise_rewards(scale=scale)
+
+
 # --- upsampling -------------------------------------------------------------------------------------------------------
 
 

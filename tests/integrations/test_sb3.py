@@ -1110,21 +1110,17 @@ def test_missing_entry_of_a_dict_is_named(make):
 @pytest.mark.parametrize(
     "changed", [{"observation_space": spaces.Box(-2, 2, (5,))}, {"action_space": spaces.Box(-1, 1, (2,))}]
 )
-def test_buffer_of_another_environment_is_refused_after_loading(tmp_path, changed):
-    trained = model(SAC, Toy()).learn(30)
-    trained.save_replay_buffer(tmp_path / "buffer")
+def test_a_buffer_of_another_environment_put_into_a_model_is_refused(changed):
     other = model(SAC, Toy(**changed))
-    other.load_replay_buffer(tmp_path / "buffer")
+    other.replay_buffer = pickle.loads(pickle.dumps(model(SAC, Toy()).learn(30).replay_buffer))
     with pytest.raises(ValueError, match="environment that the buffer was created with"):
         other.learn(5)
     assert other.replay_buffer.size() == 30
 
 
-def test_buffer_of_another_number_of_environments_is_refused_after_loading(tmp_path):
-    trained = model(SAC, Toy()).learn(30)
-    trained.save_replay_buffer(tmp_path / "buffer")
+def test_a_buffer_of_another_number_of_environments_put_into_a_model_is_refused():
     other = model(SAC, DummyVecEnv([Toy] * 2), train_freq=1)
-    other.load_replay_buffer(tmp_path / "buffer")
+    other.replay_buffer = pickle.loads(pickle.dumps(model(SAC, Toy()).learn(30).replay_buffer))
     with pytest.raises(ValueError, match=r"n_envs: got .* 2 environments, expected 1"):
         other.learn(6)
 
@@ -1235,6 +1231,17 @@ def test_the_real_ratio_can_be_changed_during_a_run(fake):
     with pytest.raises(ValueError, match=r"real_ratio: expected a number from 0 to 1, got 1\.5"):
         buffer.real_ratio = 1.5
     assert buffer.real_ratio == 0.0
+
+
+def test_the_schedule_can_be_changed_during_a_run(fake):
+    _, trained = with_fake(fake)
+    trained.learn(60)
+    buffer = trained.replay_buffer
+    with pytest.raises(ValueError, match="schedule"):
+        buffer.schedule = 0
+    buffer.schedule = {"every": 77, "rows": 30}
+    assert buffer.schedule is buffer.source.schedule
+    assert (buffer.schedule.every, buffer.schedule.rows) == (77, 30)
 
 
 def test_a_buffer_made_as_a_plain_one_stays_plain(fake):

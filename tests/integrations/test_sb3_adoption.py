@@ -12,6 +12,7 @@ pytest.importorskip("stable_baselines3")
 
 from stable_baselines3 import DQN, SAC, HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 
 from synther_replay.adapters.sb3 import FastSAC, SynthERBuffer, SynthERDictBuffer, SynthERHerBuffer
@@ -188,3 +189,45 @@ def test_adoption_is_silent(plain_file):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours.load_replay_buffer(plain_file)
+
+
+# --- files of other tasks and options ---------------------------------------------------------------------------------
+
+
+def pendulum(bound):
+    return gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -bound, bound)
+
+
+@pytest.mark.parametrize("ours", [{}, OURS], ids=["plain", "ours"])
+@pytest.mark.parametrize(
+    ("algorithm", "env", "message"),
+    [
+        (DQN, "CartPole-v1", r"observation_space=Box\(.*, the model Box\(.*keeps its buffer"),
+        (SAC, pendulum(9.0), "action_space=.*9.0"),
+        (SAC, make_vec_env("Pendulum-v1", 2), "n_envs=1, the model 2"),
+    ],
+)
+def test_a_file_of_another_task_is_refused_and_the_model_keeps_its_own(ours, algorithm, env, message, tmp_path):
+    model(**ours).learn(44).save_replay_buffer(tmp_path / "other")
+    made = model(algorithm, env, **OURS)
+    before = made.replay_buffer
+    with pytest.raises(ValueError, match=message):
+        made.load_replay_buffer(tmp_path / "other")
+    assert made.replay_buffer is before
+    made.learn(50)
+
+
+def test_options_of_the_file_that_replace_others_are_told(tmp_path):
+    model(**OURS).learn(44).save_replay_buffer(tmp_path / "ours")
+    changed = {"real_ratio": 0.9, "schedule": 1_234, "generator": {**OPTIONS["generator"], "width": 32}}
+    made = model(replay_buffer_class=SynthERBuffer, replay_buffer_kwargs={**OPTIONS, **changed})
+    with pytest.warns(UserWarning) as told:
+        made.load_replay_buffer(tmp_path / "ours")
+    (text,) = (str(each.message) for each in told)
+    for part in ("real_ratio=0.5 (the model has 0.9)", "schedule=", "generator width=16 (the model has 32)"):
+        assert part in text
+    assert "capacity" not in text and "steps=10" not in text
+    assert made.replay_buffer.real_ratio == 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.load_replay_buffer(tmp_path / "ours")

@@ -114,6 +114,16 @@ def test_the_share_of_real_rows_can_be_changed_during_a_run():
         make(real_ratio=1).real_ratio = 0.5
 
 
+def test_the_schedule_can_be_changed_during_a_run():
+    memory = SynthERMemory(memory_size=50, num_envs=1, device="cpu", generator=Marked())
+    memory.schedule = 33
+    with pytest.raises(ValueError, match="schedule"):
+        memory.schedule = -1
+    assert filled(created(memory), 20).source.schedule.every == 33
+    memory.schedule = 44
+    assert memory.source.schedule.every == memory.schedule.every == 44
+
+
 def test_before_the_first_refit_all_rows_are_real():
     (batch,) = make(schedule={"start": 100}).sample(NAMES, batch_size=16)
     assert is_real(batch).all()

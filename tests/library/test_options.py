@@ -7,8 +7,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from synther_replay import DiffusionGenerator, GeneratorConfig, RingBuffer, TransitionSpec
+from synther_replay import (
+    DiffusionGenerator,
+    GeneratorConfig,
+    RetrainSchedule,
+    RingBuffer,
+    SyntheticReplayBuffer,
+    TransitionSpec,
+)
 from synther_replay.options import SourceOptions
+from synther_replay.watching import RefitLog
 
 CAMERA = TransitionSpec.from_spaces(spaces.Box(0, 255, (3, 96, 96), "uint8"), spaces.Box(-1, 1, (2,)))
 TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=10, batch_size=32, sampling_steps=2)
@@ -37,3 +45,20 @@ def test_a_generator_that_was_not_needed_at_first_is_made_with_the_same_settings
         source.refit(20)
         sources.append(source)
     assert torch.equal(sources[0].store.rows, sources[1].store.rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": DiffusionGenerator}, "generator: expected .*class"),
+        ({"generator": GeneratorConfig}, "generator: expected"),
+        ({"schedule": RetrainSchedule}, "schedule: expected"),
+        ({"on_refit": RefitLog}, r"on_refit: .*the class RefitLog; pass an object: RefitLog\(\.\.\.\)"),
+        ({"real_ratio": True}, "real_ratio: expected a number"),
+    ],
+)
+def test_a_class_in_place_of_an_object_is_refused(options, message, spec):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SourceOptions(**{"generator": TINY, **options})
+    with pytest.raises((TypeError, ValueError), match=message):
+        SyntheticReplayBuffer(RingBuffer(spec, 10, device="cpu"), **{"generator": TINY, **options})
