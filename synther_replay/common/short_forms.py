@@ -41,7 +41,11 @@ def from_short_form(cls: type[Any], value: Any, *, presets: Sequence[str], defau
     preset = changes.pop("preset", default) if not isinstance(value, str) else value
     if preset not in presets:
         raise ValueError(f"{name}: unknown preset {preset!r}; {expected_names(preset, presets)}")
-    return replace(getattr(cls, preset)(), **checked_fields(cls, changes, name))
+    known = checked_fields(cls, changes, name)
+    try:
+        return replace(getattr(cls, preset)(), **known)
+    except (TypeError, ValueError) as error:  # of the dataclass, which does not know the name of the argument
+        raise type(error)(f"{name}: {error}") from error
 
 
 def checked_fields(

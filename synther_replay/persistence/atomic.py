@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -31,6 +32,8 @@ def replacing(path: Path) -> Iterator[Path]:
         FileNotFoundError: The folder does not exist.
         OSError: The file cannot be written. The message names it.
     """
+    if path.is_dir():  # before anything is computed for it
+        raise IsADirectoryError(errno.EISDIR, "is a folder; name a file", str(path))
     with _beside(path, "tmp") as (path, temporary):
         yield temporary
         with suppress(FileNotFoundError):  # there is no old file

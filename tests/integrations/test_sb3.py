@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 
 pytest.importorskip("stable_baselines3")
 
-from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -1231,6 +1231,17 @@ def test_the_real_ratio_can_be_changed_during_a_run(fake):
     with pytest.raises(ValueError, match=r"real_ratio: expected a number from 0 to 1, got 1\.5"):
         buffer.real_ratio = 1.5
     assert buffer.real_ratio == 0.0
+
+
+def test_the_callback_of_an_algorithm_without_a_buffer_says_so():
+    with pytest.raises(TypeError, match="SynthERCallback needs a SynthERBuffer, PPO has none"):
+        PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).learn(8, callback=SynthERCallback())
+
+
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_scaled_actions_are_true_or_false(value):
+    with pytest.raises(TypeError, match="scaled_actions: expected True or False"):
+        SynthERBuffer(10, PLANE, FORCE, "cpu", scaled_actions=value)
 
 
 def test_the_schedule_can_be_changed_during_a_run(fake):

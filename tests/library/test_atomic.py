@@ -59,6 +59,12 @@ def test_nothing_written_is_an_error(path):
     assert path.read_text() == "old"
 
 
+def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file"), replacing(tmp_path):
+        pytest.fail("computed")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_folder_is_refused_by_name(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"), replacing(tmp_path / "none" / "file"):
         pass

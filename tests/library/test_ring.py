@@ -63,6 +63,11 @@ def test_ring_holds_the_last_transitions_oldest_first(numbered, spec, capacity, 
             assert set(numbers(ring.sample(20))) <= set(held)
 
 
+def test_a_space_in_place_of_a_spec_is_refused():
+    with pytest.raises(TypeError, match=r"spec: expected a TransitionSpec, for example of .*, got Box"):
+        RingBuffer(spaces.Box(-1, 1, (2,)), 10)
+
+
 def test_whole_rows_are_kept_when_it_wraps(filled, numbered):
     assert torch.equal(filled([7, 6]).transitions().rows, numbered(10, first=3).rows)
 

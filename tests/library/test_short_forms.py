@@ -95,6 +95,18 @@ def test_bad_schedules_are_refused(value):
         RetrainSchedule.of(value)
 
 
+@pytest.mark.parametrize(
+    ("cls", "value", "message"),
+    [
+        (GeneratorConfig, {"steps": "many"}, "^generator: steps: .*'many'"),
+        (RetrainSchedule, {"start": "1k"}, "^schedule: start: .*'1k'"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_argument(cls, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cls.of(value)
+
+
 def test_the_preset_follows_the_device():
     assert default_preset(torch.device("cpu")) == "tiny"
     assert default_preset(torch.device("cuda", 1)) == "fast"

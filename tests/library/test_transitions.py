@@ -283,12 +283,20 @@ def test_indexing_takes_rows_of_every_run():
         ("observations", 0.1, r"\(\)"),
         ("next_observations", [[0.1, 0.2, 0.3]], r"\(1, 3\)"),
         ("actions", [1], r"\(1,\)"),
-        ("terminated", [False, True], r"\(2,\)"),
     ],
 )
 def test_wrong_shape_is_refused(field, value, got):
     with pytest.raises(ValueError, match=rf"^{field}: expected shape \(.*\), got {got}"):
         pack(spec_of(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [({"terminated": [False, True]}, r"\(\) and \(2,\)"), ({"rewards": [1.0]}, r"\(1,\) and \(\)")],
+)
+def test_rewards_and_flags_of_different_shapes_are_both_named(changes, shapes):
+    with pytest.raises(ValueError, match=rf"^rewards and terminated: expected equal shapes, got {shapes}"):
+        pack(spec_of(), **changes)
 
 
 def test_number_of_rows_must_agree():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_the_line_tells_the_refit_in_one_look():
     assert parts[:2] == ["refit 1", "step 2,000"]
     assert parts[3:] == ["terminated 0.5 % (real 0.5 %)", parts[4], "4K rows"]
     assert parts[4].endswith(" s")
+
+
+@pytest.mark.parametrize(("share", "shown"), [(1.0, "100"), (0.996, "100"), (0.994, "99"), (0.051, "5.1"), (0.0, "0")])
+def test_the_line_tells_shares_in_plain_figures(share, shown):
+    log = RefitLog()
+    buffer(log).refit()
+    assert log.last is not None and log.last.fidelity is not None
+    found = replace(log.last.fidelity, termination_rate_synthetic=share)
+    assert f"terminated {shown} % (real 0.5 %)" in replace(log.last, fidelity=found).line()
 
 
 def test_verbose_lines_go_through_logging(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]):
