@@ -82,26 +82,30 @@ def extend_files_of_buffers(ours: type[Any]) -> None:
         wanted: Any = self.replay_buffer_class
         load(self, *args, **options)
         loaded = self.replay_buffer
-        if isinstance(loaded, ours) or issubclass(wanted or object, ours):
-            self.replay_buffer = before  # stays, if the loaded one is refused
-            _check_origin(loaded, self)
-            self.replay_buffer = loaded
-        if issubclass(wanted or object, ours) and not isinstance(loaded, ours):
-            self.replay_buffer = before
-            self.replay_buffer = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
-        elif isinstance(loaded, ours):
+        if not isinstance(loaded, ours) and not issubclass(wanted or object, ours):
+            return
+        self.replay_buffer = before  # stays, if the loaded one is refused
+        _check_origin(loaded, self)
+        if isinstance(loaded, ours):
             if isinstance(before, ours) and before.real_ratio < 1.0 and loaded.real_ratio < 1.0:
                 _tell_options(loaded.source, before.source)
-            # files hold neither hook nor functions, and a copy of the encoder
-            loaded.source.on_refit = self.replay_buffer_kwargs.get("on_refit")
-            guidance = Guidance.of(self.replay_buffer_kwargs.get("relevance"))
-            if guidance is not None and isinstance(loaded.source.relevance, WithFunctions):
-                loaded.source.relevance.take_functions(guidance.relevance)
-            if loaded.latents is not None and "encoder" in self.replay_buffer_kwargs:
-                loaded.latents.encoder = self.replay_buffer_kwargs["encoder"]
+            _give_functions(loaded, self.replay_buffer_kwargs)
+        else:
+            loaded = wanted.from_buffer(loaded, device=self.device, **self.replay_buffer_kwargs)
+        self.replay_buffer = loaded
 
     OffPolicyAlgorithm.load_replay_buffer = load_replay_buffer
     OffPolicyAlgorithm.save_replay_buffer = save_replay_buffer
+
+
+def _give_functions(loaded: Any, options: dict[str, Any]) -> None:
+    """Give a buffer the functions of the model: files hold neither hook nor functions, and a copy of the encoder."""
+    loaded.source.on_refit = options.get("on_refit")
+    guidance = Guidance.of(options.get("relevance"))
+    if guidance is not None and isinstance(loaded.source.relevance, WithFunctions):
+        loaded.source.relevance.take_functions(guidance.relevance)
+    if loaded.latents is not None and "encoder" in options:
+        loaded.latents.encoder = options["encoder"]
 
 
 def _check_origin(loaded: Any, model: Any) -> None:
