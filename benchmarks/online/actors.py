@@ -221,7 +221,11 @@ class Agents:
             self.guide.load_state_dict(state["relevance"])
         if self.generator and (pending := state.get("pending")):
             self.pending = restored_refit(
-                pending, self.spec, self.generator, self.guide, lambda fit, steps, _: self._job_of(fit, steps)
+                pending,
+                self.spec,
+                self.generator,
+                self.guide,
+                lambda fit, _rows, steps, _real_rows: self._job_of(fit, steps),
             )
         self.actions.copy_(state["actions"])
         self.observations.copy_(state["observations"])
