@@ -79,8 +79,9 @@ class Transitions:
             raise TypeError(f"extra fields: expected {sorted(spec.extra)}, got {sorted(extra)}")
         rewards = as_tensor(rewards, "rewards", device)
         lead = tuple(rewards.shape)
-        if (flags := tuple(as_tensor(terminated, "terminated", device).shape)) != lead:
-            raise ValueError(f"rewards and terminated: expected equal shapes, got {lead} and {flags}")
+        terminated = as_tensor(terminated, "terminated", device)
+        if tuple(terminated.shape) != lead:
+            raise ValueError(f"rewards and terminated: expected equal shapes, got {lead} and {tuple(terminated.shape)}")
         values = (observations, actions, rewards, next_observations, terminated, *(extra[name] for name in spec.extra))
         parts = [
             part for field, value in zip(spec.fields, values, strict=True) for part in field.pack(value, lead, device)
