@@ -18,6 +18,7 @@ CRITICS: dict[str, dict[str, Any]] = {
     "features": {"feature_norm": True},
     "cautious": {"layer_norm": True, "critics": 4, "target_critics": 4},
     "wary": {"layer_norm": True, "max_caution": 1.0},
+    "calibrated": {"critics": 4, "target_critics": 4, "max_caution": 1.0, "min_caution": -0.5, "bounded": True},
     "ensemble": {"layer_norm": True, "critics": 10},
     "residual": {"blocks": 2, "weight_decay": 1e-2, "learning_rate": 1e-4, "normalise_observations": True},
 }

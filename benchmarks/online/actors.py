@@ -14,11 +14,11 @@ from synther_replay import DiffusionGenerator, Transitions, TransitionSpec
 from synther_replay.benchmarks.agents.critic_values import CriticValues
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
+from synther_replay.benchmarks.agents.value_range import value_range
 from synther_replay.benchmarks.environments.parallel import Steps
 from synther_replay.benchmarks.environments.tasks import Task
 from synther_replay.benchmarks.online.overestimation import values_and_excess
 from synther_replay.benchmarks.online.settings import Settings
-from synther_replay.benchmarks.online.watchdog import value_range
 from synther_replay.common.seeding import derive_seed
 from synther_replay.relevance.critics import TDError, Value
 from synther_replay.relevance.guide import Guide, plan_for
@@ -185,11 +185,12 @@ class Agents:
         indices = torch.linspace(max(0, count - _LATEST), count - 1, batch, dtype=torch.float64).round().long()
         found = self.learner.value_estimates(self.replay.real[:, indices.to(self.device)])
         rewards = self.replay.real[:, :count, self.spec.rewards.start]
+        extremes = rewards.amin(1), rewards.amax(1)
         found["least"], found["most"] = value_range(
-            rewards, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
+            extremes, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
         found["excess"] = values_and_excess(self.learner)[1]
-        if self.learner.settings.max_caution:
+        if self.learner.settings.adapts_caution:
             found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}
 

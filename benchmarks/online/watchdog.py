@@ -1,35 +1,13 @@
-"""Watchdog of the critics: the range of values that rewards and discount allow, who left it, and who overestimates."""
+"""Watchdog of the critics: whose values left the range that rewards and discount allow, and who overestimates."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-
-from torch import Tensor
 
 from synther_replay.benchmarks.agents.named_critics import PLAIN
 
 _TOLERANCE = 0.1  # of the range, on both sides: critics that are not exact are not yet diverged
 _MOST_EXCESS = 0.25  # of the range
-
-
-def value_range(
-    rewards: Tensor, temperature: Tensor, entropy: Tensor, action_dim: int, gamma: float
-) -> tuple[Tensor, Tensor]:
-    """Least and largest soft value that a policy can have, ``(M,)``.
-
-    Args:
-        rewards: Rewards so far, ``(M, n)``.
-        temperature: Temperatures, ``(M,)``.
-        entropy: Mean entropies of the policies, ``(M,)``; there is no lower bound of an entropy, so this is used.
-        action_dim: Number of action dimensions, whose uniform distribution over [-1, 1] has the largest entropy.
-        gamma: Discount.
-    """
-    horizon = 1 / (1 - gamma)
-    # An episode can end at once, so 0 is always in the range.
-    least = rewards.amin(1).clamp(max=0) + temperature * entropy.clamp(max=0)
-    most = rewards.amax(1).clamp(min=0) + temperature * action_dim * math.log(2)
-    return least * horizon, most * horizon
 
 
 def out_of_range(estimates: Mapping[str, Sequence[float]]) -> list[int]:

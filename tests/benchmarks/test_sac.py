@@ -88,6 +88,7 @@ class PlainAgent:
 
     def __init__(self, learner, agent, critics):
         self.learner, self.critics, self.caution = learner, critics, learner.critics.caution[agent]
+        self.rewards = learner.replay.real[agent, : learner.replay.count, SPEC.rewards.start]
         first = agent * critics
         shape = learner.critic_shape
         self.values = [self.network(learner.critic.parameters[first + n], shape, n) for n in range(critics)]
@@ -122,8 +123,18 @@ class PlainAgent:
         log_prob = normal.log_prob(u) - torch.log(1 - u.tanh() ** 2 + 1e-12)
         return u.tanh(), log_prob.sum(-1, keepdim=True)
 
+    def bounded(self, target, entropy):
+        temperature, rewards = self.log_alpha.exp(), self.rewards
+        least = min(rewards.min(), 0) + temperature * min(entropy, 0)
+        most = max(rewards.max(), 0) + temperature * ACTIONS * math.log(2)
+        inside = target.clamp(100 * least, 100 * most)
+        self.clamped = not torch.equal(inside, target)
+        return inside
+
     def update(self, rows, next_noise, excluded, policy_noise):
         critic_optimiser, policy_optimiser, alpha_optimiser = self.optimisers
+        with torch.no_grad():
+            entropy = -self.act(rows[..., -OBSERVATIONS - 1 : -1], next_noise)[1].mean()  # of all next actions
         for k in range(len(rows)):
             observations, actions, rewards, following, terminated = rows[k].split(
                 (OBSERVATIONS, ACTIONS, 1, OBSERVATIONS, 1), -1
@@ -136,6 +147,8 @@ class PlainAgent:
                 cautious = seen.min(0).values - self.caution * (seen.max(0).values - seen.min(0).values)
                 value = cautious - self.log_alpha.exp() * log_prob
                 target = rewards + 0.99 * (1 - terminated) * value
+                if self.learner.settings.bounded:
+                    target = self.bounded(target, entropy)
             x = torch.cat((observations, actions), -1)
             loss = sum(nn.functional.mse_loss(q(x), target) for q in self.values)
             critic_optimiser.zero_grad()
@@ -223,6 +236,24 @@ def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
 
 
 @pytest.mark.usefixtures("double_precision")
+def test_targets_are_bounded_by_the_rewards_so_far():
+    learner = stacked(2, bounded=True, temperature=0.1)
+    for step in range(3):
+        learner.replay.add(random_rows(2, seed=step) * torch.tensor([[0.01], [1.0]]))
+    learner.prepare()
+    plain = [PlainAgent(learner, agent, 2) for agent in range(2)]
+    rows = random_rows(2, UPDATES, BATCH)
+    rows[..., SPEC.rewards] *= 500  # beyond those so far
+    noise = randomness(2, 2)
+    learner.update(rows, *noise)
+    assert (learner.critics.bounds[1] > learner.critics.bounds[0]).all()
+    for agent, reference in enumerate(plain):
+        reference.update(rows[agent], noise[0][agent], noise[1][:, agent], noise[2][agent])
+        reference.same_as(learner, agent)
+    assert reference.clamped
+
+
+@pytest.mark.usefixtures("double_precision")
 def test_the_plain_critic_computes_what_it_always_did():
     learner = stacked(2, 3)
     for block in range(3):
@@ -288,6 +319,10 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"gamma": 1.0}, "gamma"),
         ({"target_critics": 3}, "target_critics"),
         ({"max_caution": 1.0, "target_critics": 1}, "max_caution"),
+        ({"min_caution": -0.5, "target_critics": 1}, "min_caution"),
+        ({"min_caution": 0.5}, "min_caution"),
+        ({"min_caution": -1.5}, "min_caution"),
+        ({"bounded": 1}, "bounded"),
         ({"learning_rate": "1"}, "learning_rate"),
     ],
 )

@@ -104,6 +104,7 @@ def test_critics_learn_as_those_of_the_operations(agents, critics, inputs, norm,
         adam = Adam(values[: agents * critics], 3e-4, weight_decay=10.0 if norm else 0.0)
         updater = kind(values, adam, shape, critics=critics, target_speed=0.005, **options)
         updater.caution.copy_(torch.arange(agents) / 2)
+        updater.bounds[:, -1] = torch.tensor([-0.5, 0.8])  # of one agent; the others have none
         for problem, rates in zip(problems, rates_of(adam, len(problems)), strict=True):
             updater.update(*problem, rates)
         q = updater.first.forward(problems[0][0][0])

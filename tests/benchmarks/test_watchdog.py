@@ -5,17 +5,12 @@ import math
 import pytest
 import torch
 
-from synther_replay.benchmarks.online.watchdog import (
-    advice,
-    advice_overestimating,
-    out_of_range,
-    overestimating,
-    value_range,
-)
+from synther_replay.benchmarks.agents.value_range import value_range
+from synther_replay.benchmarks.online.watchdog import advice, advice_overestimating, out_of_range, overestimating
 
 
 def test_the_range_is_that_of_the_best_and_worst_reward_for_ever():
-    rewards = torch.tensor([[0.0, 1.0, 0.5], [-2.0, -1.0, -3.0]])
+    rewards = torch.tensor([0.0, -3.0]), torch.tensor([1.0, -1.0])
     temperature, entropy = torch.tensor([0.0, 0.1]), torch.tensor([-5.0, -4.0])
     least, most = value_range(rewards, temperature, entropy, 3, 0.99)
     assert least.tolist() == pytest.approx([0.0, -340.0], rel=1e-4)

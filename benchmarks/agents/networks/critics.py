@@ -13,6 +13,7 @@ from synther_replay.benchmarks.agents.networks.adam import Adam
 from synther_replay.benchmarks.agents.networks.backend import has_kernels
 from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, operands, padded
 from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork, passes_of
+from synther_replay.benchmarks.agents.value_range import no_bounds
 from synther_replay.common.acceleration import fused
 
 
@@ -23,10 +24,12 @@ class Critics(Protocol):
         first: The first critic of each agent.
         caution: What is taken from the minimum over target critics, as a share of the difference between the largest
             and the smallest of them, ``(M,)``; 0 at first, may be changed in place.
+        bounds: Least and largest Bellman target, ``(2, M)``; infinite at first, may be changed in place.
     """
 
     first: Network
     caution: Tensor
+    bounds: Tensor
 
     def update(
         self, inputs: Tensor, bellman: Tensor, excluded: Tensor, rates: Tensor, *, update_targets: bool = True
@@ -91,7 +94,12 @@ def repeat_for_critics(inputs: Tensor, critics: int) -> Tensor:
 
 @fused
 def error_gradient(
-    q: Tensor, next_q: Tensor, bellman: Tensor, excluded: Tensor, caution: Tensor | None = None
+    q: Tensor,
+    next_q: Tensor,
+    bellman: Tensor,
+    excluded: Tensor,
+    caution: Tensor | None = None,
+    bounds: Tensor | None = None,
 ) -> Tensor:
     """Gradient of the mean squared TD error by the values ``(M, N, B)``."""
     next_value = (next_q + excluded.unsqueeze(-1)).amin(1)
@@ -99,6 +107,8 @@ def error_gradient(
         largest = (next_q - excluded.unsqueeze(-1)).amax(1)
         next_value = next_value - caution.unsqueeze(1) * (largest - next_value)
     target = bellman[0] * next_value + bellman[1]
+    if bounds is not None:
+        target = target.clamp(bounds[0].unsqueeze(1), bounds[1].unsqueeze(1))
     return (q - target.unsqueeze(1)) * (2 / q.shape[2])
 
 
@@ -115,6 +125,7 @@ class TorchCritics:
     Attributes:
         first: The first critic of each agent.
         caution: See `Critics`.
+        bounds: See `Critics`.
     """
 
     def __init__(self, values: Tensor, adam: Adam, shape: MlpShape, *, critics: int, target_speed: float) -> None:
@@ -123,6 +134,7 @@ class TorchCritics:
         self.stack = len(values) // 2
         self.values, self.target = values, values[self.stack :]
         self.caution = torch.zeros(self.stack // critics, device=values.device)
+        self.bounds = no_bounds(self.stack // critics, values.device)
         self._shape, self._gradient, self._passes = shape, Layers.of(adam.gradient, shape), passes_of(shape)
         self.first: Network = TorchNetwork(values[: self.stack : critics], replace(shape, alternating=False))
 
@@ -137,7 +149,8 @@ class TorchCritics:
         both = operands(self.values, self._shape)
         q, kept = self._passes.forward(both, repeat_for_critics(inputs, self.critics))
         value, next_value = q.view(2, agents, self.critics, batch)
-        d_q = error_gradient(value, next_value, bellman, excluded, self.caution).view(self.stack, batch, 1)
+        d_q = error_gradient(value, next_value, bellman, excluded, self.caution, self.bounds)
+        d_q = d_q.view(self.stack, batch, 1)
         self._passes.backward(both.first(self.stack), kept.cut(slice(self.stack)), d_q, self._gradient)
         if update_targets:
             self.adam.step_with_target(rates, self.target, self.target_speed)

@@ -268,7 +268,7 @@ def _through_hidden(
 
 @triton.jit(do_not_specialize=["excluded"])
 def errors(
-    parameters, fp16, u1, u2, factors, q, bellman, excluded, caution, error, d_h1, d_h2, bellman_stride,
+    parameters, fp16, u1, u2, factors, q, bellman, excluded, caution, bounds, error, d_h1, d_h2, bellman_stride,
     W2: tl.constexpr, W3: tl.constexpr, P: tl.constexpr, S: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     H: tl.constexpr, NORM: tl.constexpr, ALTERNATING: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     AGENT: tl.constexpr, SCALE: tl.constexpr,
@@ -285,6 +285,8 @@ def errors(
         largest = tl.maximum(largest, value - offset)
     cautious = smallest - tl.load(caution + agent) * (largest - smallest)
     target = tl.load(bellman + agent * AGENT + b) * cautious + tl.load(bellman + bellman_stride + agent * AGENT + b)
+    target = tl.maximum(target, tl.load(bounds + agent), propagate_nan=tl.PropagateNan.ALL)
+    target = tl.minimum(target, tl.load(bounds + S // N + agent), propagate_nan=tl.PropagateNan.ALL)
     difference = tl.load(q + network * B + b) - target
     tl.store(error + network * B + b, difference)
     kept = network * B * H + b[:, None] * H

@@ -16,6 +16,7 @@ from synther_replay.benchmarks.agents.networks.mlp import MlpShape
 from synther_replay.benchmarks.agents.networks.normalisation import EPS as NORM_EPS
 from synther_replay.benchmarks.agents.networks.torch_networks import Network, TorchNetwork
 from synther_replay.benchmarks.agents.networks.triton_matmul import MULTIPROCESSORS, tile_size
+from synther_replay.benchmarks.agents.value_range import no_bounds
 
 _TILE = 64  # size of weight tiles, and batch rows per reduction step
 _SCALE = 16.0  # of critics' gradients in fp16: errors from 1e-4 to 1e4 stay in range
@@ -66,6 +67,7 @@ class TritonCritics:
     Attributes:
         first: The first critic of each agent.
         caution: See `critics.Critics`.
+        bounds: See `critics.Critics`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TritonCritics:
         self.q = torch.zeros(2 * stack, batch_size, device=device)
         self.error = torch.zeros(stack, batch_size, device=device)
         self.caution = torch.zeros(stack // critics, device=device)
+        self.bounds = no_bounds(stack // critics, device)
         columns = shape.padded_inputs
         self._sizes = {"S": stack, "N": critics, "B": batch_size, "P": shape.parameters}
         self._width = {"C": columns, "H": shape.hidden}
@@ -130,8 +133,8 @@ class TritonCritics:
         )  # fmt: skip
         kernels.errors[(batch // tuning["errors"]["BM"], stack)](
             layers.parameters, layers.fp16, layers.n1, layers.n2, layers.factors, self.q, bellman, excluded,
-            self.caution, self.error, layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes, **norm,
-            H=width["H"], AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
+            self.caution, self.bounds, self.error, layers.d_h1, layers.d_h2, bellman.stride(0), **weights, **sizes,
+            **norm, H=width["H"], AGENT=bellman.stride(1), SCALE=_SCALE, **tuning["errors"],
         )  # fmt: skip
         layers.learn(
             self.adam, inputs[0], self.error, rates, tuning["learn"], critics=critics,
