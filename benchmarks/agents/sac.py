@@ -36,8 +36,14 @@ from synther_replay.benchmarks.agents.networks.mlp import (
     initialise,
 )
 from synther_replay.benchmarks.agents.networks.residual import ResidualShape
-from synther_replay.benchmarks.agents.observations import fold, measure, scaled_observations, scaled_rows
 from synther_replay.benchmarks.agents.replay import StackedReplay
+from synther_replay.benchmarks.agents.scaling import (
+    fold,
+    measure,
+    reward_unit,
+    scaled_observations,
+    scaled_rows,
+)
 from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, policy_gradient, squash
 from synther_replay.benchmarks.agents.value_range import no_bounds, value_range
 from synther_replay.common.checks import whole_number
@@ -51,6 +57,7 @@ _NUMBERS = {
     **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
     "min_caution": (-1.0, "a number from -1 to 0"),
 }  # least value, and words for a message
+_SWITCHES = ("layer_norm", "alternating", "feature_norm", "normalise_observations", "normalise_rewards", "bounded")
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class Hyperparameters:
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
         weight_decay: Decoupled weight decay of the critics.
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
+        normalise_rewards: Whether critics see rewards with a mean square of 1 over the real rows, so that temperatures
+            and initial values mean the same in all tasks.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
         reset_at: Environment steps after which the networks are reset, and again each time that there are twice as
@@ -101,6 +110,7 @@ class Hyperparameters:
     blocks: int = 0
     weight_decay: float = 0.0
     normalise_observations: bool = False
+    normalise_rewards: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
     reset_at: int = 0
@@ -118,7 +128,7 @@ class Hyperparameters:
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
                 raise ValueError(f"{name}: expected {words}, got {value!r}")
-        for name in ("layer_norm", "alternating", "feature_norm", "normalise_observations", "bounded"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.reset_share > 1:
@@ -202,6 +212,7 @@ class StackedSAC(CapturedLearner):
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
         self._extreme_rewards = no_bounds(self.agents, self.device)
+        self.reward_unit = torch.ones(self.agents, device=self.device)  # reward that critics see as 1
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
@@ -222,13 +233,17 @@ class StackedSAC(CapturedLearner):
     def prepare(self) -> None:
         """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards.
 
-        Observations are normalised, and targets bounded, by the real rows of now, until the next call.
+        Observations and rewards are normalised, and targets bounded, by the real rows of now, until the next call.
         """
         if self._scaling and self.replay.count:
             measure(self.replay.transitions().rows[..., self.replay.spec.observations], *self._scaling)
-        if self.settings.bounded and self.replay.count:
+        if self.replay.count:
             rewards = self.replay.real[:, : self.replay.count, self.replay.spec.rewards.start]
-            torch.stack(rewards.aminmax(dim=1), out=self._extreme_rewards)
+            if self.settings.normalise_rewards:
+                self.reward_unit.copy_(reward_unit(rewards))
+            if self.settings.bounded:
+                torch.stack(rewards.aminmax(dim=1), out=self._extreme_rewards)
+                self._extreme_rewards.div_(self.reward_unit)
         if self.replay.has_synthetic != self._is_mixed:
             self._is_mixed, self._learn = self.replay.has_synthetic, None
         super().prepare()
@@ -274,6 +289,8 @@ class StackedSAC(CapturedLearner):
         columns = self.critic_shape.padded_inputs
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
+        if settings.normalise_rewards:
+            rewards = rewards / self.reward_unit.view(-1, 1, 1)
         parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         if settings.bounded:
             extremes, entropy = self._extreme_rewards.unbind(), -log_prob.mean((1, 2))
@@ -289,6 +306,8 @@ class StackedSAC(CapturedLearner):
     def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
         """Mean reward, value, entropy and temperature on a batch of transitions ``(M, B, dim)``; each ``(M,)``.
 
+        Values and temperature are for rewards as they are in the rows.
+
         `lowest` and `highest` are the extreme values of all critics on the batch.
 
         Averaged over the states that a policy visits, a correct value is near ``(reward + temperature * entropy) /
@@ -302,14 +321,14 @@ class StackedSAC(CapturedLearner):
         log_prob = squash(self.policy_forward(observations)[0], noise, LOG_STD)[1]
         inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
         values, _ = values_of(self.critic.parameters, self.critic_shape, inputs)
-        values = values.view(self.agents, -1)
+        values = values.view(self.agents, -1) * self.reward_unit.unsqueeze(1)
         return {
             "reward": rows[..., spec.rewards.start].mean(1),
             "value": values.mean(1),
             "lowest": values.amin(1),
             "highest": values.amax(1),
             "entropy": -log_prob.mean(1),
-            "temperature": self.log_alpha.parameters.exp().squeeze(1),
+            "temperature": self.log_alpha.parameters.exp().squeeze(1) * self.reward_unit,
         }
 
     def normalised(self, rows: Tensor) -> Tensor:
