@@ -16,6 +16,7 @@ Critics (``--critic``):
     four       four plain critics, targets are the minimum of all
     layernorm  with layer norm before the activations
     pair       two critics, the first with layer norm
+    steady     pair, with bounded targets, normalised observations, a low first temperature and partial resets
     features   with normalised features before the last layer
     cautious   four critics with layer norm, targets are the minimum of all
     wary       layer norm, more cautious targets where values promise more than the latest episodes gave

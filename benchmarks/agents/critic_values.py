@@ -55,4 +55,4 @@ class CriticValues:
             actions = learner.policy_forward(observations)[0].chunk(2, -1)[0].tanh()
         inputs = repeated_inputs(observations, actions, critics, shape.padded_inputs)
         values, _ = values_of(learner.critic.parameters, shape, inputs)
-        return values.view(learner.agents, critics, -1) * learner.reward_unit.view(-1, 1, 1)
+        return values.view(learner.agents, critics, -1)

@@ -15,10 +15,18 @@ CRITICS: dict[str, dict[str, Any]] = {
     "four": {"critics": 4, "target_critics": 4},
     "layernorm": {"layer_norm": True},
     "pair": {"layer_norm": True, "alternating": True},
+    "steady": {
+        "layer_norm": True,
+        "alternating": True,
+        "bounded": True,
+        "normalise_observations": True,
+        "temperature": 0.01,
+        "reset_at": 12_500,
+        "reset_share": 0.5,
+    },
     "features": {"feature_norm": True},
     "cautious": {"layer_norm": True, "critics": 4, "target_critics": 4},
     "wary": {"layer_norm": True, "max_caution": 1.0},
-    "calibrated": {"critics": 4, "target_critics": 4, "max_caution": 1.0, "min_caution": -0.5, "bounded": True},
     "ensemble": {"layer_norm": True, "critics": 10},
     "residual": {"blocks": 2, "weight_decay": 1e-2, "learning_rate": 1e-4, "normalise_observations": True},
 }
@@ -35,6 +43,7 @@ _WORDS = {
     "reset_at": "resets from step {}",
     "reset_share": "by {:.0%} each",
     "alternating": "every second without layer norm",
+    "bounded": "bounded",  # True, as below
     "normalise_observations": "normalised",  # True: without it an agent lacks an option of the critics that have it
 }
 

@@ -36,14 +36,8 @@ from synther_replay.benchmarks.agents.networks.mlp import (
     initialise,
 )
 from synther_replay.benchmarks.agents.networks.residual import ResidualShape
+from synther_replay.benchmarks.agents.observations import fold, measure, scaled_observations, scaled_rows
 from synther_replay.benchmarks.agents.replay import StackedReplay
-from synther_replay.benchmarks.agents.scaling import (
-    fold,
-    measure,
-    reward_unit,
-    scaled_observations,
-    scaled_rows,
-)
 from synther_replay.benchmarks.agents.squashed_gaussian import LOG_STD, alpha_gradient, bellman, policy_gradient, squash
 from synther_replay.benchmarks.agents.value_range import no_bounds, value_range
 from synther_replay.common.checks import whole_number
@@ -55,9 +49,7 @@ _NUMBERS = {
         ("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate", "reset_share"), _POSITIVE
     ),
     **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
-    "min_caution": (-1.0, "a number from -1 to 0"),
 }  # least value, and words for a message
-_SWITCHES = ("layer_norm", "alternating", "feature_norm", "normalise_observations", "normalise_rewards", "bounded")
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,6 @@ class Hyperparameters:
             cautious are the values.
         max_caution: Share of the difference between the largest and the smallest target value that can be taken
             from the smallest; `critics.caution` is what is taken now, 0 at first, and `online.caution` sets it.
-        min_caution: The same share where it is negative, that is added to the smallest: -0.5 is halfway to the largest.
         bounded: Whether targets are kept within the values that rewards so far and discount allow.
         updates: Critic updates per environment step.
         batch_size: Rows per update.
@@ -84,8 +75,6 @@ class Hyperparameters:
         blocks: Residual blocks of the critics; 0: two hidden layers without residual connections.
         weight_decay: Decoupled weight decay of the critics.
         normalise_observations: Whether networks see observations with mean 0 and variance 1 over the real rows.
-        normalise_rewards: Whether critics see rewards with a mean square of 1 over the real rows, so that temperatures
-            and initial values mean the same in all tasks.
         temperature: Initial temperature.
         temperature_rate: Learning rate of the temperature; None: `learning_rate`.
         reset_at: Environment steps after which the networks are reset, and again each time that there are twice as
@@ -96,7 +85,6 @@ class Hyperparameters:
     critics: int = 2
     target_critics: int = 2
     max_caution: float = 0.0
-    min_caution: float = 0.0
     bounded: bool = False
     updates: int = 20
     batch_size: int = 256
@@ -110,7 +98,6 @@ class Hyperparameters:
     blocks: int = 0
     weight_decay: float = 0.0
     normalise_observations: bool = False
-    normalise_rewards: bool = False
     temperature: float = 1.0
     temperature_rate: float | None = None
     reset_at: int = 0
@@ -128,7 +115,7 @@ class Hyperparameters:
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
                 raise ValueError(f"{name}: expected {words}, got {value!r}")
-        for name in _SWITCHES:
+        for name in ("layer_norm", "alternating", "feature_norm", "normalise_observations", "bounded"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.reset_share > 1:
@@ -139,20 +126,12 @@ class Hyperparameters:
             raise ValueError(f"gamma: expected a number below 1, got {self.gamma!r}")
         if self.target_critics > max(self.critics, 2):
             raise ValueError(f"target_critics: expected at most {self.critics}, the critics; got {self.target_critics}")
-        if self.min_caution > 0:
-            raise ValueError(f"min_caution: expected a number from -1 to 0, got {self.min_caution!r}")
-        if self.adapts_caution and min(self.critics, self.target_critics) < 2:
-            name = "max_caution" if self.max_caution else "min_caution"
-            raise ValueError(f"{name}: one critic cannot disagree; expected at least two in the minimum")
+        if self.max_caution and min(self.critics, self.target_critics) < 2:
+            raise ValueError("max_caution: one critic cannot disagree; expected at least two in the minimum")
         if self.alternating and not (self.layer_norm and self.critics % 2 == 0):
             raise ValueError("alternating: expected layer_norm and an even number of critics")
         if self.blocks and (self.layer_norm or self.feature_norm):
             raise ValueError("blocks: residual blocks have layer norm already; leave out layer_norm and feature_norm")
-
-    @property
-    def adapts_caution(self) -> bool:
-        """Whether `critics.caution` changes during a run."""
-        return self.max_caution > 0 or self.min_caution < 0
 
     def is_reset_at(self, step: int) -> bool:
         """Whether the networks are reset after this number of environment steps."""
@@ -212,7 +191,6 @@ class StackedSAC(CapturedLearner):
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self._scaling = (shift, torch.ones_like(shift)) if settings.normalise_observations else None
         self._extreme_rewards = no_bounds(self.agents, self.device)
-        self.reward_unit = torch.ones(self.agents, device=self.device)  # reward that critics see as 1
         self.environment_steps = torch.zeros((), dtype=torch.float64, device=self.device)  # with updates
         self.observations = torch.zeros(self.agents, spec.observation_dim, device=self.device)
         self.actions = torch.zeros(self.agents, spec.action_dim, device=self.device)
@@ -233,17 +211,13 @@ class StackedSAC(CapturedLearner):
     def prepare(self) -> None:
         """Capture the updates of `learn`, unless done; uses random numbers, so call `reseed` afterwards.
 
-        Observations and rewards are normalised, and targets bounded, by the real rows of now, until the next call.
+        Observations are normalised, and targets bounded, by the real rows of now, until the next call.
         """
         if self._scaling and self.replay.count:
             measure(self.replay.transitions().rows[..., self.replay.spec.observations], *self._scaling)
-        if self.replay.count:
+        if self.settings.bounded and self.replay.count:
             rewards = self.replay.real[:, : self.replay.count, self.replay.spec.rewards.start]
-            if self.settings.normalise_rewards:
-                self.reward_unit.copy_(reward_unit(rewards))
-            if self.settings.bounded:
-                torch.stack(rewards.aminmax(dim=1), out=self._extreme_rewards)
-                self._extreme_rewards.div_(self.reward_unit)
+            torch.stack(rewards.aminmax(dim=1), out=self._extreme_rewards)
         if self.replay.has_synthetic != self._is_mixed:
             self._is_mixed, self._learn = self.replay.has_synthetic, None
         super().prepare()
@@ -289,8 +263,6 @@ class StackedSAC(CapturedLearner):
         columns = self.critic_shape.padded_inputs
         inputs = critic_inputs(rows, next_actions, spec.observation_dim, columns)
         rewards, terminated = rows[..., spec.rewards.start], rows[..., spec.terminated.start]
-        if settings.normalise_rewards:
-            rewards = rewards / self.reward_unit.view(-1, 1, 1)
         parts = bellman(rewards, terminated, log_prob, alpha.unsqueeze(1), settings.gamma)
         if settings.bounded:
             extremes, entropy = self._extreme_rewards.unbind(), -log_prob.mean((1, 2))
@@ -306,8 +278,6 @@ class StackedSAC(CapturedLearner):
     def value_estimates(self, rows: Tensor) -> dict[str, Tensor]:
         """Mean reward, value, entropy and temperature on a batch of transitions ``(M, B, dim)``; each ``(M,)``.
 
-        Values and temperature are for rewards as they are in the rows.
-
         `lowest` and `highest` are the extreme values of all critics on the batch.
 
         Averaged over the states that a policy visits, a correct value is near ``(reward + temperature * entropy) /
@@ -321,14 +291,14 @@ class StackedSAC(CapturedLearner):
         log_prob = squash(self.policy_forward(observations)[0], noise, LOG_STD)[1]
         inputs = repeated_inputs(observations, actions, critics, self.critic_shape.padded_inputs)
         values, _ = values_of(self.critic.parameters, self.critic_shape, inputs)
-        values = values.view(self.agents, -1) * self.reward_unit.unsqueeze(1)
+        values = values.view(self.agents, -1)
         return {
             "reward": rows[..., spec.rewards.start].mean(1),
             "value": values.mean(1),
             "lowest": values.amin(1),
             "highest": values.amax(1),
             "entropy": -log_prob.mean(1),
-            "temperature": self.log_alpha.parameters.exp().squeeze(1) * self.reward_unit,
+            "temperature": self.log_alpha.parameters.exp().squeeze(1),
         }
 
     def normalised(self, rows: Tensor) -> Tensor:
@@ -353,7 +323,7 @@ class StackedSAC(CapturedLearner):
     def _tensors(self) -> dict[str, Tensor]:
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
-        caution = {"caution": self.critics.caution} if self.settings.adapts_caution else {}
+        caution = {"caution": self.critics.caution} if self.settings.max_caution else {}
         return {**moments, "target": self.target, "environment_steps": self.environment_steps, **caution}
 
     def _after_load(self) -> None:

@@ -190,7 +190,7 @@ class Agents:
             extremes, found["temperature"], found["entropy"], self.spec.action_dim, self.learner.settings.gamma
         )
         found["excess"] = values_and_excess(self.learner)[1]
-        if self.learner.settings.adapts_caution:
+        if self.learner.settings.max_caution:
             found["caution"] = self.learner.critics.caution
         return {name: each.tolist() for name, each in found.items()}
 

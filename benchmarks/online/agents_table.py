@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from synther_replay.benchmarks.agents.named_critics import CRITICS
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.online.results import Run, read_run
 from synther_replay.benchmarks.online.tables import returns_cell
 
-_USUAL_UPDATES = 20
-_STEPS = (30_000, 40_000, 50_000)
-_HEADER = ("task", "agent", "synthetic rows", "seeds", *(f"return at {step:,}" for step in _STEPS))
+STEP = 40_000
+_USUAL_UPDATES, _USUAL_SEEDS = 20, 4
 
 
 def table(folder: Path) -> str:
-    """A row per result: what differs from the agent of the main table, and the returns.
+    """A row per agent and share of synthetic rows, with the return at `STEP` in a column per task.
 
     Args:
         folder: Folder with a folder of result files of `online_dmc.py` per task.
     """
-    rows = []
-    runs = (read_run(path) for path in sorted(folder.glob("*/*.json")))
-    for run in sorted(runs, key=lambda run: (run.task, run.agent, run.synthetic_share)):
-        returns = [returns_cell(run.at(step)) if step in run.steps else None for step in _STEPS]
-        rows.append([run.task, _agent(run), _rows(run), len(run.returns), *returns])
-    return markdown_table(_HEADER, rows)
+    found: dict[tuple[str, str], dict[str, Run]] = {}
+    for run in map(read_run, sorted(folder.glob("*/*.json"))):
+        same = found.setdefault((_agent(run), _rows(run)), {})
+        if run.task in same:
+            raise ValueError(f"{run.path}: expected one result of each agent, got another in {same[run.task].path}")
+        same[run.task] = run
+    tasks = sorted({task for own in found.values() for task in own})
+    rows = [
+        [*row, *(_cell(found[row][task]) if task in found[row] else None for task in tasks)]
+        for row in sorted(found, key=lambda row: (list(CRITICS).index(row[0].partition(",")[0]), row))
+    ]
+    return markdown_table(("agent", "synthetic rows", *tasks), rows)
 
 
 def _agent(run: Run) -> str:
@@ -36,3 +42,8 @@ def _rows(run: Run) -> str:
         return "none"
     consistent = ", `consistent`" if run.settings["generator"].get("consistent", False) else ""
     return f"{run.synthetic_share:.0%}{consistent}"
+
+
+def _cell(run: Run) -> str:
+    seeds = len(run.returns)
+    return returns_cell(run.at(STEP)) + (f" ({seeds})" if seeds != _USUAL_SEEDS else "")

@@ -165,7 +165,7 @@ class OnlineRun:
         settings, progress, agents = self.settings, self.progress, self.agents
         if progress.step >= settings.random_steps:
             self._prepare_learner()
-        if agents.learner.settings.adapts_caution and progress.step > settings.random_steps:
+        if agents.learner.settings.max_caution and progress.step > settings.random_steps:
             with progress.clock("learner"):
                 adjust_caution(agents.learner)
         agents.learner.reseed(progress.step // CHUNK)

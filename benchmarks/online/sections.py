@@ -10,7 +10,9 @@ from synther_replay.benchmarks.online.tables import SCALES
 
 FIGURE = "suite.png"
 _OF_SUITE = "suite/{task}/*.json"
-_OF_MAIN = tuple(f"main/{{task}}/{name}.json" for name in ("sac20", SUBJECT))
+_OF_SUBJECT = f"main/{{task}}/{SUBJECT}.json"
+_OF_MAIN = ("main/{task}/sac20.json", _OF_SUBJECT)
+_OF_AGENTS = "agents-100k/{task}/*.json"
 
 
 def sections(online: Path) -> dict[str, str]:
@@ -24,7 +26,7 @@ def sections(online: Path) -> dict[str, str]:
             "Twelve tasks",
             "One agent with and without synthetic rows on the six tasks above and six more. "
             f"{SCALES}\n\n![Learning curves of the suite](../assets/{FIGURE})",
-            suite.table(suite.read_suite(online / "suite")),
+            _suite(online / "suite"),
             "suite",
         ),
         "online-parts": _section(
@@ -41,6 +43,12 @@ def sections(online: Path) -> dict[str, str]:
             "scaling",
         ),
     }
+
+
+def _suite(folder: Path) -> str:
+    """The suite, and its agents beside others on the same tasks."""
+    table, beside = suite.table(suite.read_suite(folder)), variants.table(folder, (_OF_SUBJECT, _OF_AGENTS))
+    return "\n\n".join((table, "Beside other agents, each on seeds of its own:", beside)) if table else ""
 
 
 def _section(title: str, text: str, table: str, group: str) -> str:

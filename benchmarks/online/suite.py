@@ -13,7 +13,7 @@ from synther_replay.benchmarks.online.tables import score_table
 from synther_replay.benchmarks.online.variants import variant
 
 WITHOUT, WITH = "real rows only", "with synthetic rows"
-_LEARNER = ("critic", "agent", "utd", "steps", "random_steps", "episodes")
+_LEARNER = ("utd", "steps", "random_steps", "episodes")
 
 
 def read_suite(folder: Path) -> list[Run]:
@@ -76,7 +76,6 @@ def _agents(runs: Sequence[Run]) -> list[str]:
 
 
 def _check_same_learner(real: Run, mixed: Run) -> None:
-    differing = [name for name in _LEARNER if real.settings.get(name) != mixed.settings.get(name)]
-    if differing:
-        ours, theirs = ({name: run.settings.get(name) for name in differing} for run in (mixed, real))
+    ours, theirs = ({"agent": run.agent} | {name: run.settings.get(name) for name in _LEARNER} for run in (mixed, real))
+    if ours != theirs:
         raise ValueError(f"{mixed.path}: expected the learner of {real.path}, {theirs}, got {ours}")

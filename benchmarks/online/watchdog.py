@@ -55,5 +55,5 @@ def advice_overestimating(seeds: Sequence[int], critic: str) -> str:
 
 
 def _remedy(critic: str) -> str:
-    others = {PLAIN: "--critic layernorm or four, or ", "cautious": ""}
+    others = {PLAIN: "--critic steady, or ", "cautious": ""}
     return others.get(critic, "--critic cautious, or ") + "fewer updates per step (--utd)"

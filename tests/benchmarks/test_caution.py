@@ -104,26 +104,6 @@ def test_caution_comes_where_values_promise_too_much_and_goes_where_not():
     assert agents.critics.caution.tolist() == pytest.approx([0.64, 0, 0])
 
 
-def test_less_than_the_minimum_is_taken_where_values_are_too_low():
-    agents = learner([1.0, 5.0, 5.0], min_caution=-0.4)
-    set_values(agents, 95.0)
-    agents.critics.caution[2] = 0.1
-    seen = []
-    for _ in range(12):
-        adjust_caution(agents)
-        seen.append(agents.critics.caution.tolist())
-    low = [-0.04 * k for k in range(1, 11)] + [-0.4, -0.4]
-    assert [second for _, second, _ in seen] == pytest.approx(low)
-    assert [third for _, _, third in seen][:3] == pytest.approx([0.06, 0.02, -0.02])
-    set_values(agents, 105.0)  # a little too high for the first agent: its targets stay as they are
-    before = agents.critics.caution[0].item()
-    adjust_caution(agents)
-    assert agents.critics.caution[0].item() == before
-    set_values(agents, 150.0)
-    adjust_caution(agents)
-    assert agents.critics.caution[0].item() == pytest.approx(before + 0.2)
-
-
 def test_caution_is_part_of_the_state():
     agents = learner([0.0])
     set_values(agents, 50.0)

@@ -402,11 +402,13 @@ def test_curves_have_two_rows_of_three_panels_and_empty_panels(tmp_path, monkeyp
 
 
 def agents_of(folder, agents):
-    """Column "agent" of the table of agents, for one result of each of these settings."""
+    """The agents in words of one result of each of these settings."""
     shared = {"algo": "sac20", "critic": "layernorm"}
-    for number, settings in enumerate(agents):
+    paths = [
         write(folder, "Ant-v4", f"run-{number:03}", [1.0], utd=20, settings={**shared, **settings})
-    return [row.split(" | ")[1] for row in agents_table.table(folder).splitlines()[2:]]
+        for number, settings in enumerate(agents)
+    ]
+    return [online_results.read_run(path).agent for path in paths]
 
 
 def test_table_of_agents_has_returns_where_there_are_some_and_counts_failed_seeds(tmp_path):
@@ -416,13 +418,32 @@ def test_table_of_agents_has_returns_where_there_are_some_and_counts_failed_seed
         ("sac20", shared, [None], [1.0]),
     ):
         settings = {**settings, "algo": name}
-        curve = [{"step": 30_000, "returns": early}, {"step": 50_000, "returns": late}]
-        write(tmp_path, "Ant-v4", name, late, utd=20, steps=50_000, settings=settings, curve=curve)
+        curve = [{"step": 30_000, "returns": early}, {"step": 40_000, "returns": late}]
+        write(tmp_path, "Ant-v4", name, late, utd=20, steps=40_000, settings=settings, curve=curve)
+    settings = {**shared, "algo": "sac20", "critic": "four"}
+    four = {"curve": [{"step": 40_000, "returns": [1.0, 2.0, None, 3.0]}], "seeds": [0, 1, 2, 3], "settings": settings}
+    write(tmp_path, "Hopper-v5", "sac20", [], utd=20, steps=40_000, **four)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in agents_table.table(tmp_path).splitlines()]
-    assert rows[2:] == [
-        ["Ant-v4", "layernorm", "none", "1", "failed", "-", "1"],
-        ["Ant-v4", "layernorm", "10%, `consistent`", "2", "5 (1 failed)", "-", "20 +- 14"],
+    assert rows == [
+        ["agent", "synthetic rows", "Ant-v4", "Hopper-v5"],
+        ["---"] * 4,
+        ["four", "none", "-", "2 +- 1 (1 failed)"],
+        ["layernorm", "10%, `consistent`", "20 +- 14 (2)", "-"],
+        ["layernorm", "none", "1 (1)", "-"],
     ]
+    write(
+        tmp_path,
+        "Hopper-v5",
+        "sac20-again",
+        [],
+        utd=20,
+        steps=40_000,
+        settings=settings,
+        curve=curve,
+        seeds=[0, 1, 2, 3],
+    )
+    with pytest.raises(ValueError, match="one result of each agent"):
+        agents_table.table(tmp_path)
 
 
 def another(value):

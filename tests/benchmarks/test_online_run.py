@@ -263,7 +263,7 @@ class TestResuming:
             ("redq", {}),
             ("synther", {"critic": "residual"}),
             ("sac20", {"critic": "wary"}),
-            ("sac20", {"critic": "pair", "agent": {"reset_at": 60, "reset_share": 0.5}}),
+            ("sac20", {"critic": "steady", "agent": {"reset_at": 60}}),
             ("synther", {"relevance": {"name": "curiosity", "share": 0.5}}),
             ("synther", {"relevance": {"name": "td_error"}, "critic": "residual"}),
         ],
@@ -298,7 +298,7 @@ class TestResuming:
             {},
             {"relevance": {"name": "curiosity"}},
             {"relevance": {"name": "td_error"}},
-            {"critic": "pair", "agent": {"reset_at": 100, "reset_share": 0.5}},
+            {"critic": "steady", "agent": {"reset_at": 100}},
         ],
     )
     def test_on_a_gpu_a_stopped_run_equals_an_uninterrupted_one(self, changes, tmp_path, monkeypatch, same):

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 
 from synther_replay import Transitions, TransitionSpec
-from synther_replay.benchmarks.agents.critic_values import CriticValues
 from synther_replay.benchmarks.agents.networks.mlp import Layers, MlpShape, initialise, padded
 from synther_replay.benchmarks.agents.networks.residual import ResidualShape
 from synther_replay.benchmarks.agents.policy import policies_of
 from synther_replay.benchmarks.agents.replay import StackedReplay
 from synther_replay.benchmarks.agents.sac import Hyperparameters, StackedSAC
-from synther_replay.benchmarks.agents.scaling import reward_unit
 
 OBSERVATIONS, ACTIONS, HIDDEN, BATCH, UPDATES = 5, 2, 16, 12, 4
 TARGET_ENTROPY = -1.5
@@ -238,21 +236,16 @@ def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
 
 
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("normalised", [False, True])
-def test_targets_are_bounded_by_the_rewards_so_far(normalised):
-    learner = stacked(2, bounded=True, temperature=0.1, normalise_rewards=normalised)
+def test_targets_are_bounded_by_the_rewards_so_far():
+    learner = stacked(2, bounded=True, temperature=0.1)
     for step in range(3):
         learner.replay.add(random_rows(2, seed=step) * torch.tensor([[0.01], [1.0]]))
     learner.prepare()
-    units = reward_unit(learner.replay.real[:, :3, SPEC.rewards.start]) if normalised else torch.ones(2)
-    assert torch.equal(learner.reward_unit, units)
-    learner.replay.real[..., SPEC.rewards] /= units.view(2, 1, 1)  # as the plain agents see them
     plain = [PlainAgent(learner, agent, 2) for agent in range(2)]
     rows = random_rows(2, UPDATES, BATCH)
     rows[..., SPEC.rewards] *= 500  # beyond those so far
     noise = randomness(2, 2)
     learner.update(rows, *noise)
-    rows[..., SPEC.rewards] /= units.view(2, 1, 1, 1)
     assert (learner.critics.bounds[1] > learner.critics.bounds[0]).all()
     for agent, reference in enumerate(plain):
         reference.update(rows[agent], noise[0][agent], noise[1][:, agent], noise[2][agent])
@@ -326,39 +319,13 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"gamma": 1.0}, "gamma"),
         ({"target_critics": 3}, "target_critics"),
         ({"max_caution": 1.0, "target_critics": 1}, "max_caution"),
-        ({"min_caution": -0.5, "target_critics": 1}, "min_caution"),
-        ({"min_caution": 0.5}, "min_caution"),
-        ({"min_caution": -1.5}, "min_caution"),
         ({"bounded": 1}, "bounded"),
-        ({"normalise_rewards": 1}, "normalise_rewards"),
         ({"learning_rate": "1"}, "learning_rate"),
     ],
 )
 def test_invalid_hyperparameters_are_refused_with_their_name(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Hyperparameters(**options)
-
-
-def test_the_unit_of_rewards_is_their_root_mean_square():
-    rare = torch.zeros(10_000)
-    rare[0] = 2.0
-    rewards = torch.stack([rare, torch.full((10_000,), -3.0), torch.zeros(10_000)])
-    assert reward_unit(rewards).tolist() == pytest.approx([0.2, 3.0, 1.0])
-
-
-def test_values_are_told_for_rewards_as_they_are():
-    learner = stacked(2, normalise_rewards=True)
-    rows = random_rows(2, BATCH)
-    before = learner.value_estimates(rows)
-    values = CriticValues(learner).mean(rows[..., SPEC.observations], rows[..., SPEC.actions])
-    learner.reward_unit.copy_(torch.tensor([2.0, 0.5]))
-    after = learner.value_estimates(rows)
-    for name in ("value", "lowest", "highest", "temperature"):
-        torch.testing.assert_close(after[name], before[name] * learner.reward_unit)
-    for name in ("reward", "entropy"):
-        assert torch.equal(after[name], before[name])
-    twice = CriticValues(learner).mean(rows[..., SPEC.observations], rows[..., SPEC.actions])
-    torch.testing.assert_close(twice, values * learner.reward_unit.unsqueeze(1))
 
 
 @pytest.mark.usefixtures("double_precision")

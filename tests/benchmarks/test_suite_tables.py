@@ -104,7 +104,7 @@ def test_suite_refuses_two_results_of_a_kind_other_learners_and_other_tasks(tmp_
     assert str(first) in str(refused.value) and str(second) in str(refused.value)
     second.unlink()
     other = add(tmp_path, "Ant-v4", "sac20", [1.0], critic="plain")
-    with pytest.raises(ValueError, match=r"expected the learner of .*'critic': 'plain'.*'critic': 'layernorm'"):
+    with pytest.raises(ValueError, match=r"expected the learner of .*'agent': 'plain'.*'agent': 'layernorm'"):
         suite.read_suite(tmp_path)
     other.unlink()
     add(tmp_path, "Ant-v3", "sac20", [1.0])

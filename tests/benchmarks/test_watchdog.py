@@ -60,6 +60,6 @@ def test_estimates_of_older_runs_have_no_range():
 def test_advice_names_the_seeds_and_another_critic():
     for words in (advice, advice_overestimating):
         assert "200, 203" in words([200, 203], "plain")
-        assert "--critic layernorm or four," in words([200], "plain")
+        assert "--critic steady," in words([200], "plain")
         assert "--critic cautious," in words([200], "four")
         assert "--critic" not in words([200], "cautious")

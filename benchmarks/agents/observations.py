@@ -1,4 +1,4 @@
-"""Normalisation of observations and rewards by the real rows of each agent."""
+"""Normalisation of observations by the mean and variance over the real rows of each agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from synther_replay.common.acceleration import fused
 
 _FLOOR = 1e-4  # of the variance: a column that is almost constant must not become large when it changes
-_LEAST_UNIT = 0.1  # of the largest reward: one that few rows have must not become large
 
 
 def measure(observations: Tensor, shift: Tensor, scale: Tensor) -> None:
@@ -16,12 +15,6 @@ def measure(observations: Tensor, shift: Tensor, scale: Tensor) -> None:
     variance, mean = torch.var_mean(observations, -2, correction=0)
     shift.copy_(mean.expand_as(shift))
     scale.copy_((variance + _FLOOR).rsqrt().expand_as(scale))
-
-
-def reward_unit(rewards: Tensor) -> Tensor:
-    """Root mean square of rewards ``(M, n)``, at least a share of the largest, ``(M,)``; 1 where all are 0."""
-    unit = rewards.square().mean(1).sqrt().maximum(_LEAST_UNIT * rewards.abs().amax(1))
-    return torch.where(unit > 0, unit, 1.0)
 
 
 def scaled_observations(observations: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
