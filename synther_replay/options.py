@@ -16,7 +16,7 @@ from synther_replay.generator import DiffusionGenerator
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
 from synther_replay.relevance.protocol import Relevance
-from synther_replay.replay.background import is_background
+from synther_replay.replay.background import checked_lag, is_background
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.schedule import RetrainSchedule
@@ -53,7 +53,8 @@ class SourceOptions:
             and takes the new ones `lag` steps after the refit began; it waits there if they are not ready, so that two
             runs of one seed agree. A process computes it on a CPU, a thread with its own stream on a GPU.
         lag: Environment steps from the begin of a refit in the background to the step that takes its rows. None: half
-            of the schedule's `every`. No other refit begins in between. Without effect on inline refits.
+            of the schedule's `every`. No other refit begins in between, so more than `every` is warned of. Only with
+            ``refit="background"``.
     """
 
     real_ratio: float = 0.5
@@ -82,8 +83,7 @@ class SourceOptions:
         object.__setattr__(self, "relevance", Guidance.of(self.relevance))
         whole_number("synthetic_capacity", self.synthetic_capacity)
         is_background(self.refit)
-        if self.lag is not None:
-            whole_number("lag", self.lag)
+        checked_lag(self.lag, self.refit)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
 

@@ -27,8 +27,10 @@ from synther_replay.relevance.rewards import Return
 from synther_replay.replay.background import (
     BackgroundRefit,
     check_background,
+    checked_lag,
     is_background,
     new_background_fit,
+    warn_of_long_lag,
     where_of,
 )
 from synther_replay.replay.examination import Examination, check_generated
@@ -68,7 +70,7 @@ class SyntheticRows:
     ) -> None:
         """Check the arguments and create an empty store."""
         self._in_background = is_background(refit)
-        self._lag = None if lag is None else whole_number("lag", lag)
+        self._lag = checked_lag(lag, refit)
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use
@@ -147,6 +149,7 @@ class SyntheticRows:
     def schedule(self, schedule: Schedule | Mapping[str, Any] | str | int | None) -> None:
         if not isinstance(schedule, Schedule):
             schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
+        warn_of_long_lag(self._lag, schedule)
         self._schedule: Schedule = schedule
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,47 @@ OPTIONS: dict[str, Any] = {
     "refit": "background",
     "lag": 20,
 }
+
+
+def sb3_buffer(**options: Any) -> Any:
+    pytest.importorskip("stable_baselines3")
+    from synther_replay.adapters.sb3 import SynthERBuffer
+
+    return SynthERBuffer(200, gym.spaces.Box(-9, 9, (2,)), gym.spaces.Box(-1, 1, (1,)), device="cpu", **options)
+
+
+def torchrl_buffer(**options: Any) -> Any:
+    pytest.importorskip("torchrl")
+    from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
+
+    from synther_replay.adapters.torchrl import SynthERReplayBuffer
+
+    real = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=16)
+    return SynthERReplayBuffer(real, action_spec=Bounded(-1, 1, (1,)), **options)
+
+
+def skrl_memory(**options: Any) -> Any:
+    pytest.importorskip("skrl")
+    from synther_replay.adapters.skrl import SynthERMemory
+
+    return SynthERMemory(memory_size=200, device="cpu", **options)
+
+
+def corl_buffer(**options: Any) -> Any:
+    from synther_replay.adapters.corl import ReplayBuffer
+
+    return ReplayBuffer(2, 1, 200, max_action=1.0, **options)
+
+
+@pytest.mark.parametrize("make", [sb3_buffer, torchrl_buffer, skrl_memory, corl_buffer])
+def test_a_lag_without_refits_in_the_background_is_refused(make: Callable[..., Any]):
+    with pytest.raises(ValueError, match=r"lag: applies to refit='background' only, got 20"):
+        make(**{**OPTIONS, "refit": "inline"})
+
+
+def test_refits_of_corl_in_the_background_need_a_schedule():
+    with pytest.raises(ValueError, match="refit: 'background' requires a schedule"):
+        corl_buffer(refit="background")
 
 
 @pytest.fixture
@@ -105,13 +147,6 @@ def test_an_interrupted_wait_before_a_save_leaves_the_old_file(tmp_path: Path, m
 def test_torchrl():
     pytest.importorskip("torchrl")
     from tensordict import TensorDict
-    from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
-
-    from synther_replay.adapters.torchrl import SynthERReplayBuffer
-
-    def make() -> Any:
-        real = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=16)
-        return SynthERReplayBuffer(real, action_spec=Bounded(-1, 1, (1,)), seed=0, **OPTIONS)
 
     def extend(buffer: Any, n: int) -> None:
         flags = {name: torch.zeros(n, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
@@ -120,10 +155,10 @@ def test_torchrl():
         buffer.extend(TensorDict({**data, "next": following}, [n]))
         buffer.sample()
 
-    buffer = make()
+    buffer = torchrl_buffer(seed=0, **OPTIONS)
     extend(buffer, 60)
     assert buffer.source.refits == 0
-    again = make()
+    again = torchrl_buffer(seed=0, **OPTIONS)
     again.load_state_dict(buffer.state_dict())
     for each in (buffer, again):
         extend(each, 20)
@@ -133,10 +168,7 @@ def test_torchrl():
 
 @pytest.mark.usefixtures("in_thread")
 def test_skrl():
-    pytest.importorskip("skrl")
-    from synther_replay.adapters.skrl import SynthERMemory
-
-    memory = SynthERMemory(memory_size=200, device="cpu", **OPTIONS)
+    memory = skrl_memory(**OPTIONS)
     spaces = {"observations": gym.spaces.Box(-9, 9, (2,)), "actions": gym.spaces.Box(-1, 1, (1,))}
     spaces["next_observations"] = spaces["observations"]
     flags = {"terminated": torch.bool, "truncated": torch.bool}
@@ -153,9 +185,7 @@ def test_skrl():
 
 @pytest.mark.usefixtures("in_thread")
 def test_corl():
-    from synther_replay.adapters.corl import ReplayBuffer
-
-    buffer = ReplayBuffer(2, 1, 200, max_action=1.0, real_ratio=0.5, **OPTIONS)
+    buffer = corl_buffer(real_ratio=0.5, **OPTIONS)
     rng, refits = np.random.default_rng(0), []
     for _ in range(80):
         state, following = rng.normal(size=(2, 2))
