@@ -403,7 +403,8 @@ class ReplayBuffer:
             spec = self._spec(actions.max(0), actions.min(0))
         if self._source is not None and self._source.spec == spec:
             return self._source
-        return self._options.build(_Real(spec, self._ring), spec, self._ring.device)
+        capacity = None if self._options.schedule == _NEVER else self._ring.capacity
+        return self._options.build(_Real(spec, self._ring, capacity), spec, self._ring.device)
 
     def _spec(self, high: Any, low: Any = None) -> TransitionSpec:
         states, actions = ((columns,) for columns in self._shape)
@@ -426,6 +427,7 @@ class _Real:
 
     spec: TransitionSpec
     ring: RingBuffer
+    capacity: int | None = None  # None: no refit is expected, rows may be loaded
     gives_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:

@@ -148,6 +148,11 @@ class LatentBuffer:
         """Version of the encoder."""
         return self.latents.version
 
+    @property
+    def capacity(self) -> int | None:
+        """Maximum number of transitions; None if the real buffer does not say it."""
+        return getattr(self.real, "capacity", None)
+
     def __len__(self) -> int:
         """Number of transitions held."""
         return len(self.real)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
@@ -139,6 +140,8 @@ class SyntheticRows:
         if self._in_background and isinstance(generator, Generator):
             check_background(generator, self._guide)
         self._generator = generator
+        if self.real_ratio < 1.0 and isinstance(generator, Generator):
+            self._warn_of_small_buffer()
 
     @property
     def schedule(self) -> Schedule:
@@ -402,6 +405,17 @@ class SyntheticRows:
 
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
+
+    def _warn_of_small_buffer(self) -> None:
+        """Warn of a real buffer that never holds enough rows for a refit; not all say how many they hold."""
+        capacity, least = getattr(self.real, "capacity", None), self._least_rows()
+        if isinstance(capacity, int) and capacity < least:
+            warnings.warn(
+                f"real: holds at most {capacity} transitions, and the generator needs at least {least}: there will be "
+                "no refit, and every batch is real",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _least_rows(self) -> int:
         return max(1, getattr(self.generator, "min_rows", 1))

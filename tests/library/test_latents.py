@@ -152,7 +152,7 @@ def test_an_encoder_that_loses_rows_is_an_error():
 def test_dict_observations_are_refused():
     spec = TransitionSpec.from_spaces(gym.spaces.Dict(a=IMAGES), gym.spaces.Discrete(2))
     with pytest.raises(TypeError, match="encoder"):
-        LatentBuffer(RingBuffer(spec, 10, device="cpu"), Projection())
+        LatentBuffer(RingBuffer(spec, 100, device="cpu"), Projection())
 
 
 def test_a_saved_run_of_another_version_starts_over(tmp_path: Any):
