@@ -11,6 +11,7 @@ from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.trees import on_cpu, state_of
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
@@ -129,7 +130,7 @@ class SyntheticSource(ScheduledRows):
         before, own = {name: state_of(part) for name, part in parts.items()}, dict(vars(self))
         try:
             if state["spec"] != self.spec.to_json():
-                raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
+                raise CheckpointError(f"state: {mismatch(state['spec'], self.spec)}")
             schedule = self._restored_schedule(state["schedule"])
             real_ratio = check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))

@@ -19,6 +19,7 @@ from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.common.short_forms import default_preset
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
@@ -438,7 +439,7 @@ def _check_maker(make: Any) -> None:
 
 def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:
     if (own := getattr(part, "spec", spec)) != spec:
-        raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
+        raise ValueError(f"{name}: {mismatch(own, spec)}")
 
 
 def _version_of(real: object) -> int | str | None:
