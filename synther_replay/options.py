@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from synther_replay.common.checks import check_hook, whole_number
+from synther_replay.common.checks import check_hook, received, whole_number
 from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -73,7 +73,7 @@ class SourceOptions:
         if not isinstance(self.generator, Generator | GeneratorConfig | Mapping | str | None):
             raise TypeError(
                 "generator: expected settings (a GeneratorConfig, a preset's name, a mapping) or an object with fit "
-                f"and sample, got {self.generator!r}"
+                f"and sample, {received(self.generator)}"
             )
         if not isinstance(self.generator, Generator):
             GeneratorConfig.of(self.generator)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import time
 import warnings
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from synther_replay.common.checks import check_hook, resolve_device, whole_number
+from synther_replay.common.checks import check_call, check_hook, received, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import Stream, derive_seed
@@ -424,17 +423,11 @@ class SyntheticRows:
 
 def _check_maker(make: Any) -> None:
     """Raise TypeError unless a generator can be made by ``make(device=...)``, as far as can be told before the call."""
-    words = "generator: expected an object with fit and sample, or a function that makes one on a given device"
-    if not callable(make):
-        raise TypeError(f"{words}, got {make!r}")
-    try:
-        signature = inspect.signature(make)
-    except ValueError:  # one that is not written in Python
-        return
-    try:
-        signature.bind(device=None)
-    except TypeError as error:
-        raise TypeError(f"{words}; {make!r} does not take device alone: {error}") from error
+    expected = "generator: expected an object with fit and sample, or a function that makes one on a given device"
+    owner = make if isinstance(make, type) else getattr(make, "__self__", None)
+    if isinstance(owner, type) and not (hasattr(owner, "fit") and hasattr(owner, "sample")):
+        raise TypeError(f"{expected}, {received(make)}")  # it makes something else, such as settings
+    check_call(expected, make, device=None)
 
 
 def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:

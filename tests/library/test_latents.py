@@ -85,10 +85,19 @@ def test_an_encoder_that_changes_its_width_is_an_error_and_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "encoder", [3, lambda images: images.numpy(), lambda images: images[:, 0, 0], lambda images: images[None]]
+    "encoder",
+    [
+        3,
+        Projection,
+        torch.nn.Flatten,
+        lambda: Projection(),
+        lambda images: images.numpy(),
+        lambda images: images[:, 0, 0],
+        lambda images: images[None],
+    ],
 )
 def test_bad_encoders_are_refused(encoder: Any):
-    with pytest.raises((TypeError, ValueError), match="encoder"):
+    with pytest.raises((TypeError, ValueError), match=r"^encoder: "):
         LatentBuffer(RingBuffer(SPEC, 100, device="cpu"), encoder)
 
 

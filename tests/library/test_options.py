@@ -16,6 +16,8 @@ from synther_replay import (
     TransitionSpec,
 )
 from synther_replay.options import SourceOptions
+from synther_replay.relevance import Curiosity
+from synther_replay.relevance.guidance import Guidance
 from synther_replay.watching import RefitLog
 
 CAMERA = TransitionSpec.from_spaces(spaces.Box(0, 255, (3, 96, 96), "uint8"), spaces.Box(-1, 1, (2,)))
@@ -55,9 +57,20 @@ def test_a_generator_that_was_not_needed_at_first_is_made_with_the_same_settings
         ({"schedule": RetrainSchedule}, "schedule: expected"),
         ({"on_refit": RefitLog}, r"on_refit: .*the class RefitLog; pass an object: RefitLog\(\.\.\.\)"),
         ({"real_ratio": True}, "real_ratio: expected a number"),
+        (
+            {"generator": GeneratorConfig.tiny},
+            r"generator: .* not called; pass what it returns: GeneratorConfig\.tiny\(",
+        ),
+        ({"schedule": RetrainSchedule.fast}, r"schedule: .* not called; pass what it returns: RetrainSchedule\.fast\("),
+        ({"schedule": RetrainSchedule}, r"schedule: .*pass an object: RetrainSchedule\("),
+        ({"relevance": Curiosity}, r"relevance: .*pass an object: Curiosity\("),
+        ({"relevance": Guidance}, r"relevance: .*pass an object: Guidance\("),
+        ({"relevance": {"name": Curiosity}}, r"relevance: .*pass an object: Curiosity\("),
+        ({"relevance": lambda: Curiosity()}, "relevance: .* does not take that"),
+        ({"on_refit": lambda: None}, "on_refit: .* does not take that"),
     ],
 )
-def test_a_class_in_place_of_an_object_is_refused(options, message, spec):
+def test_a_class_or_factory_in_place_of_an_object_is_refused(options, message, spec):
     with pytest.raises((TypeError, ValueError), match=message):
         SourceOptions(**{"generator": TINY, **options})
     with pytest.raises((TypeError, ValueError), match=message):
