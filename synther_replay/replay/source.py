@@ -43,7 +43,7 @@ class SyntheticSource(ScheduledRows):
             ``make(device=...)``, which is called when the generator is first needed.
         spec: Layout of the transitions. None: the spec of the generator, or of the real transitions.
         real_ratio: Share of real rows in each batch; 1 is plain replay without refits.
-        capacity: Maximum number of synthetic rows.
+        capacity: Maximum number of synthetic rows; the adapters call it `synthetic_capacity`.
         schedule: When to refit and how many rows to generate: a schedule or a short form of `RetrainSchedule.of`. None:
             `RetrainSchedule.fast()` on a GPU, `tiny()` on a CPU.
         device: Device of the synthetic rows. None: the generator's device; for a short form the GPU if there is one.
