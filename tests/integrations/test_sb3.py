@@ -984,6 +984,29 @@ def test_callback_counts_only_refits_since_it_was_added():
     assert callback.seconds > 0
 
 
+class Never:
+    """A schedule of a user, without `start`."""
+
+    rows = 5
+
+    def is_due(self, steps, last_refit):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"schedule": {"start": 10**6}}, "1,000,000 steps, 45 were added"),
+        ({"schedule": Never()}, "not due, 45 were added"),
+        ({"schedule": {"start": 40}, "refit": "background", "lag": 100}, "rows of the first are taken after 140 steps"),
+    ],
+)
+def test_callback_says_why_there_was_no_refit(options, reason, capsys, monkeypatch):
+    monkeypatch.setattr(DiffusionGenerator, "background", "thread", raising=False)
+    model(options={**OPTIONS, **options}).learn(45, callback=SynthERCallback(verbose=1))
+    assert reason in capsys.readouterr().out
+
+
 def test_callback_prints_one_line_per_refit_if_verbose(tmp_path, capsys):
     logged(tmp_path, SynthERCallback())
     assert capsys.readouterr().out == ""
