@@ -185,6 +185,8 @@ class DiffusionGenerator:
         if not isinstance(transitions, Transitions) and isinstance(transitions, RowStream):
             windows = self._windows(transitions, window, condition is not None or weights is not None)
             transitions, extremes = windows.first()
+        elif window is not None:
+            raise ValueError(f"window: applies to a stream, got {window!r} and {type(transitions).__name__}")
         rows = self._checked(transitions)
         count = rows.shape[1] if windows is None else windows.count
         lead = (self.stack, rows.shape[1])

@@ -15,12 +15,14 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.generator import DiffusionGenerator
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
+from synther_replay.relevance.guide import Guide
 from synther_replay.relevance.protocol import Relevance
 from synther_replay.replay.background import checked_lag, is_background
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
-from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.schedule import as_schedule
 from synther_replay.replay.source import SyntheticSource
+from synther_replay.replay.synthetic_rows import check_generator
 
 GeneratorOption = Generator | GeneratorConfig | Mapping[str, Any] | str | None
 RelevanceOption = Guidance | Relevance | Callable[[Transitions], Any] | Mapping[str, Any] | str | None
@@ -77,12 +79,15 @@ class SourceOptions:
             )
         if not isinstance(self.generator, Generator):
             GeneratorConfig.of(self.generator)
-        if not isinstance(self.schedule, Schedule):
-            RetrainSchedule.of(self.schedule)
+        as_schedule(self.schedule)
         check_hook(self.on_refit)
-        object.__setattr__(self, "relevance", Guidance.of(self.relevance))
+        guidance = Guidance.of(self.relevance)
+        object.__setattr__(self, "relevance", guidance)
         whole_number("synthetic_capacity", self.synthetic_capacity)
-        is_background(self.refit)
+        in_background = is_background(self.refit)
+        if self.real_ratio < 1.0 and isinstance(self.generator, Generator):
+            guide = None if guidance is None else Guide(guidance, seed=0)
+            check_generator(self.generator, guide, in_background=in_background)
         checked_lag(self.lag, self.refit)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)

@@ -55,6 +55,7 @@ class RingBuffer:
         self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
         self._next = 0  # write position once the ring is full
+        seed = whole_number("seed", seed, least=0)
         self._indices = IndexStream(derive_seed(seed, Stream.REAL), self.device)
 
     def __len__(self) -> int:

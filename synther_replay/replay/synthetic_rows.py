@@ -39,7 +39,7 @@ from synther_replay.replay.fits import Fit, plan_of, takes_conditions
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
-from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.schedule import as_schedule
 from synther_replay.replay.store import SyntheticStore
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class SyntheticRows:
         lag: int | None = None,
     ) -> None:
         """Check the arguments and create an empty store."""
+        seed = whole_number("seed", seed, least=0)
         self._in_background = is_background(refit)
         self._lag = checked_lag(lag, refit)
         guidance = Guidance.of(relevance)
@@ -130,15 +131,8 @@ class SyntheticRows:
         if not isinstance(generator, Generator):
             _check_maker(generator)
         _check_spec("generator", generator, self.spec)
-        if self._guide is not None and isinstance(generator, Generator) and not takes_conditions(generator):
-            raise TypeError(
-                f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
-                "as that of DiffusionGenerator does"
-            )
-        if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
-        if self._in_background and isinstance(generator, Generator):
-            check_background(generator, self._guide)
+        if isinstance(generator, Generator):
+            check_generator(generator, self._guide, in_background=self._in_background)
         self._generator = generator
         if self.real_ratio < 1.0 and isinstance(generator, Generator):
             self._warn_of_small_buffer()
@@ -150,8 +144,7 @@ class SyntheticRows:
 
     @schedule.setter
     def schedule(self, schedule: Schedule | Mapping[str, Any] | str | int | None) -> None:
-        if not isinstance(schedule, Schedule):
-            schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
+        schedule = as_schedule(schedule, default=default_preset(self.device))
         warn_of_long_lag(self._lag, schedule)
         self._schedule: Schedule = schedule
 
@@ -419,6 +412,26 @@ class SyntheticRows:
 
     def _least_rows(self) -> int:
         return max(1, getattr(self.generator, "min_rows", 1))
+
+
+def check_generator(generator: Generator, guide: Guide | None, *, in_background: bool) -> None:
+    """Raise an error unless a generator can be refitted with this guide, inline or in the background.
+
+    Raises:
+        TypeError: It cannot be guided or fitted in the background, or its methods take other arguments.
+        ValueError: It is a stack.
+    """
+    check_call("generator: expected fit(transitions)", generator.fit, None)
+    check_call("generator: expected sample(n)", generator.sample, 1)
+    if guide is not None and not takes_conditions(generator):
+        raise TypeError(
+            f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
+            "as that of DiffusionGenerator does"
+        )
+    if (stack := getattr(generator, "stack", 1)) != 1:
+        raise ValueError(f"generator: expected stack=1, got {stack}")
+    if in_background:
+        check_background(generator, guide)
 
 
 def _check_maker(make: Any) -> None:

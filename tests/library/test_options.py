@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -75,3 +76,62 @@ def test_a_class_or_factory_in_place_of_an_object_is_refused(options, message, s
         SourceOptions(**{"generator": TINY, **options})
     with pytest.raises((TypeError, ValueError), match=message):
         SyntheticReplayBuffer(RingBuffer(spec, 10, device="cpu"), **{"generator": TINY, **options})
+
+
+class Own:
+    """A generator without jobs."""
+
+    def fit(self, transitions):
+        """Nothing."""
+
+    def sample(self, n):
+        """Nothing."""
+
+
+class WithoutRows(Own):
+    """Its `fit` takes no transitions."""
+
+    def fit(self):
+        """Nothing."""
+
+
+class NeverDue:
+    """A schedule that does not ask for the last refit."""
+
+    rows = 5
+
+    def is_due(self, steps):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": Own(), "refit": "background"}, "refit|generator"),
+        ({"generator": Own(), "relevance": "curiosity"}, "relevance: Own cannot be guided"),
+        ({"generator": WithoutRows()}, r"generator: expected fit\(transitions\)"),
+    ],
+)
+def test_what_a_generator_cannot_do_is_told_before_there_are_rows(options, message):
+    with pytest.raises(TypeError, match=message):
+        SourceOptions(**options)
+    SourceOptions(**options, real_ratio=1.0)
+
+
+def test_a_stack_is_told_before_there_are_rows(spec):
+    with pytest.raises(ValueError, match="stack=1, got 2"):
+        SourceOptions(generator=DiffusionGenerator(spec, TINY, device="cpu", stack=2))
+
+
+@pytest.mark.parametrize("seed", [-1, None, 1.5])
+def test_a_wrong_seed_is_named(spec, seed):
+    with pytest.raises((TypeError, ValueError), match="seed: expected a whole number"):
+        SyntheticReplayBuffer(RingBuffer(spec, 100, device="cpu"), TINY, seed=seed)
+    with pytest.raises((TypeError, ValueError), match="seed: expected a whole number"):
+        RingBuffer(spec, 100, device="cpu", seed=seed)
+
+
+def test_a_schedule_that_takes_other_arguments_is_refused(spec):
+    for make in (SourceOptions, partial(SyntheticReplayBuffer, RingBuffer(spec, 100, device="cpu"))):
+        with pytest.raises(TypeError, match=r"schedule: expected is_due\(steps, last_refit\)"):
+            make(generator=TINY, schedule=NeverDue())
