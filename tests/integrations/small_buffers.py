@@ -28,7 +28,7 @@ def torchrl_buffer(capacity: int = 200, **options: Any) -> Any:
     from synther_replay.adapters.torchrl import SynthERReplayBuffer
 
     real = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=16)
-    return SynthERReplayBuffer(real, action_spec=Bounded(-1, 1, (1,)), **options)
+    return SynthERReplayBuffer(real, **{"action_spec": Bounded(-1, 1, (1,)), **options})
 
 
 def skrl_memory(capacity: int = 200, **options: Any) -> Any:

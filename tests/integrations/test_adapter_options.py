@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from small_buffers import (
+    ACTIONS,
     MAKERS,
+    OBSERVATIONS,
     corl_buffer,
     corl_step,
     sb3_buffer,
@@ -33,6 +35,20 @@ def test_a_lag_without_refits_in_the_background_is_refused(make: Callable[..., A
 def test_refits_of_corl_in_the_background_need_a_schedule():
     with pytest.raises(ValueError, match="refit: 'background' requires a schedule"):
         corl_buffer(refit="background")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"action_spec": ACTIONS}, "action_spec: expected a spec of TorchRL .* got Box"),
+        ({"observation_spec": OBSERVATIONS}, "observation_spec: expected a spec of TorchRL"),
+        ({"device": "toaster"}, "device: .*toaster"),
+        ({"observation_keys": 3}, "observation_keys: .*got 3"),
+    ],
+)
+def test_torchrl_refuses_what_the_first_rows_would_tell(options: dict[str, Any], match: str):
+    with pytest.raises((TypeError, ValueError), match=match):
+        torchrl_buffer(**options)
 
 
 def sb3(capacity: int, **options: Any) -> None:
