@@ -19,6 +19,7 @@ from synther_replay.config import GeneratorConfig
 from synther_replay.data.calibration import Calibration
 from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.conditions import ConditionCodec, checked_condition, checked_weights
+from synther_replay.data.mismatch import differing
 from synther_replay.data.stream import RowStream
 from synther_replay.data.table import RowTable
 from synther_replay.data.transitions import Transitions, TransitionSpec
@@ -68,6 +69,7 @@ class DiffusionGenerator:
     """
 
     min_rows = 32  # minimum number of rows for `fit`
+    min_window = 2 * min_rows  # of rows that are read in windows; one has about so many rows, by chance
 
     def __init__(
         self,
@@ -183,6 +185,8 @@ class DiffusionGenerator:
         if not isinstance(transitions, Transitions) and isinstance(transitions, RowStream):
             windows = self._windows(transitions, window, condition is not None or weights is not None)
             transitions, extremes = windows.first()
+        elif window is not None:
+            raise ValueError(f"window: applies to a stream, got {window!r} and {type(transitions).__name__}")
         rows = self._checked(transitions)
         count = rows.shape[1] if windows is None else windows.count
         lead = (self.stack, rows.shape[1])
@@ -366,9 +370,10 @@ class DiffusionGenerator:
 
     def _check_agreement(self, state: dict[str, Any]) -> None:
         differences = self.config.differences(GeneratorConfig.from_json(state["config"]), self._new_codec().code_dim)
-        for name, mine in (("spec", self.spec.to_json()), ("stack", self.stack)):
-            if state[name] != mine:
-                differences[name] = state[name], mine
+        if state["spec"] != self.spec.to_json():
+            differences["spec"] = differing(state["spec"], self.spec)
+        if state["stack"] != self.stack:
+            differences["stack"] = state["stack"], self.stack
         if differences:
             listed = "; ".join(f"{name}: got {got}, expected {mine}" for name, (got, mine) in differences.items())
             raise CheckpointError(f"state: {listed}")
@@ -422,10 +427,8 @@ class DiffusionGenerator:
         if self.stack > 1 or has_more:
             raise ValueError("transitions: conditions, weights and stacks need Transitions in memory, got a stream")
         check_spec(stream.spec, self.spec)  # before it is read
-        # A window has about so many rows, by chance.
-        return Windows(
-            stream, None if size is None else whole_number("window", size, least=2 * self.min_rows), self.seed
-        )
+        size = None if size is None else whole_number("window", size, least=self.min_window)
+        return Windows(stream, size, self.seed)
 
     def _new_codec(self) -> TransitionCodec:
         config = self.config

@@ -8,19 +8,21 @@ from typing import Any
 
 import torch
 
-from synther_replay.common.checks import check_hook, whole_number
+from synther_replay.common.checks import check_hook, received, whole_number
 from synther_replay.common.short_forms import default_preset
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.generator import DiffusionGenerator
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
+from synther_replay.relevance.guide import Guide
 from synther_replay.relevance.protocol import Relevance
-from synther_replay.replay.background import is_background
+from synther_replay.replay.background import checked_lag, is_background
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
-from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.schedule import as_schedule
 from synther_replay.replay.source import SyntheticSource
+from synther_replay.replay.synthetic_rows import check_generator
 
 GeneratorOption = Generator | GeneratorConfig | Mapping[str, Any] | str | None
 RelevanceOption = Guidance | Relevance | Callable[[Transitions], Any] | Mapping[str, Any] | str | None
@@ -53,7 +55,8 @@ class SourceOptions:
             and takes the new ones `lag` steps after the refit began; it waits there if they are not ready, so that two
             runs of one seed agree. A process computes it on a CPU, a thread with its own stream on a GPU.
         lag: Environment steps from the begin of a refit in the background to the step that takes its rows. None: half
-            of the schedule's `every`. No other refit begins in between. Without effect on inline refits.
+            of the schedule's `every`. No other refit begins in between, so more than `every` is warned of. Only with
+            ``refit="background"``.
     """
 
     real_ratio: float = 0.5
@@ -72,18 +75,20 @@ class SourceOptions:
         if not isinstance(self.generator, Generator | GeneratorConfig | Mapping | str | None):
             raise TypeError(
                 "generator: expected settings (a GeneratorConfig, a preset's name, a mapping) or an object with fit "
-                f"and sample, got {self.generator!r}"
+                f"and sample, {received(self.generator)}"
             )
         if not isinstance(self.generator, Generator):
             GeneratorConfig.of(self.generator)
-        if not isinstance(self.schedule, Schedule):
-            RetrainSchedule.of(self.schedule)
+        as_schedule(self.schedule)
         check_hook(self.on_refit)
-        object.__setattr__(self, "relevance", Guidance.of(self.relevance))
+        guidance = Guidance.of(self.relevance)
+        object.__setattr__(self, "relevance", guidance)
         whole_number("synthetic_capacity", self.synthetic_capacity)
-        is_background(self.refit)
-        if self.lag is not None:
-            whole_number("lag", self.lag)
+        in_background = is_background(self.refit)
+        if self.real_ratio < 1.0 and isinstance(self.generator, Generator):
+            guide = None if guidance is None else Guide(guidance, seed=0)
+            check_generator(self.generator, guide, in_background=in_background)
+        checked_lag(self.lag, self.refit)
         seed = torch.initial_seed() % 2**63 if self.seed is None else whole_number("seed", self.seed, least=0)
         object.__setattr__(self, "seed", seed)
 

@@ -24,7 +24,8 @@ class RealTransitions(Protocol, metaclass=ByAttributes):
     An object with an attribute `version` (int or str) may change what its rows mean, for example because another
     encoder makes them. Synthetic rows and model of another version are then dropped. One whose rows are in random order
     says so by ``is_ordered = False``, and one whose `transitions` are never written to afterwards by
-    ``gives_copies = True``: a refit in the background then needs no copy of its own.
+    ``gives_copies = True``: a refit in the background then needs no copy of its own. One with an attribute `capacity`,
+    the most transitions that it holds, is warned of if a generator needs more.
     """
 
     def transitions(self) -> Transitions:

@@ -36,6 +36,7 @@ from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.protocols import Generator
+from synther_replay.replay.background import is_background
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.ring import RingBuffer
@@ -110,6 +111,8 @@ class ReplayBuffer:
             raise ValueError(f"max_action: expected a positive number, got {max_action!r}")
         self._max_action = max_action
         self._ring = RingBuffer(self._spec(math.inf), whole_number("buffer_size", buffer_size), device=device)
+        if schedule is None and is_background(refit):
+            raise ValueError(f"refit: {refit!r} requires a schedule, because upsample always waits")
         if schedule is None:
             generator = _fitted_once(generator, self._ring.device)
         self._options = SourceOptions(
@@ -400,7 +403,8 @@ class ReplayBuffer:
             spec = self._spec(actions.max(0), actions.min(0))
         if self._source is not None and self._source.spec == spec:
             return self._source
-        return self._options.build(_Real(spec, self._ring), spec, self._ring.device)
+        capacity = None if self._options.schedule == _NEVER else self._ring.capacity
+        return self._options.build(_Real(spec, self._ring, capacity), spec, self._ring.device)
 
     def _spec(self, high: Any, low: Any = None) -> TransitionSpec:
         states, actions = ((columns,) for columns in self._shape)
@@ -423,6 +427,7 @@ class _Real:
 
     spec: TransitionSpec
     ring: RingBuffer
+    capacity: int | None = None  # None: no refit is expected, rows may be loaded
     gives_copies: ClassVar[bool] = True
 
     def __len__(self) -> int:

@@ -49,8 +49,9 @@ def adopted(cls: type[Any], plain: Any, device: torch.device | str | None, optio
             "plain: it was made with optimize_memory_usage=True, which overwrites next observations that the generator "
             "needs; make the model with real_ratio=1, or collect the rows again without this option"
         )
+    least = getattr(options.get("generator"), "min_rows", DiffusionGenerator.min_rows)
     buffer = cls(
-        plain.n_envs,  # the smallest; its arrays are replaced
+        min(plain.buffer_size, least) * plain.n_envs,  # small, because its arrays are replaced
         plain.observation_space,
         plain.action_space,
         device=plain.device if device is None else device,

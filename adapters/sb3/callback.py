@@ -66,11 +66,7 @@ class SynthERCallback(BaseCallback):
         source = self.model.replay_buffer.source
         self._notice_refit(source)  # SB3 trains once more after the last step
         if self.verbose >= 1 and not source.refits and source.real_ratio < 1:
-            least, start = getattr(source.generator, "min_rows", 1), source.schedule.start
-            print(
-                f"SynthER: no refit. The first is due after {start:,} steps, {source.steps:,} were added; "
-                f"it needs {least} real rows, of which there are {len(source.real):,}"
-            )
+            print(f"SynthER: no refit. {_why_none(source)}")
 
     def _on_step(self) -> bool:
         source = self.model.replay_buffer.source
@@ -88,3 +84,12 @@ class SynthERCallback(BaseCallback):
         if report is not None and report is not self._seen:
             self._seen = report
             self._log(report, source)
+
+
+def _why_none(source: SyntheticSource) -> str:
+    """Say why no refit was completed."""
+    if source.pending_at is not None:
+        return f"The rows of the first are taken after {source.pending_at:,} steps, {source.steps:,} were added"
+    least, start = getattr(source.generator, "min_rows", 1), getattr(source.schedule, "start", None)
+    due = "The first was not due" if start is None else f"The first is due after {start:,} steps"
+    return f"{due}, {source.steps:,} were added; it needs {least} real rows, of which there are {len(source.real):,}"

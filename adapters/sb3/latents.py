@@ -32,7 +32,7 @@ class LatentRows(RealRows):
         return self.latents.version
 
     def _observations(self, held: Any, index: np.ndarray) -> list[np.ndarray]:
-        lines = held.reshape(self.buffer.buffer_size * self.buffer.n_envs, *self.buffer.obs_shape)
+        lines = held.reshape(self.capacity, *self.buffer.obs_shape)
         return [self.latents(torch.from_numpy(lines[index]).to(self.device)).cpu().numpy()]
 
     def _mirrors(self) -> bool:

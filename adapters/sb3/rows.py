@@ -63,6 +63,11 @@ class RealRows:
         """Device of sampled rows."""
         return self._indices.device
 
+    @property
+    def capacity(self) -> int:
+        """Maximum number of transitions."""
+        return int(self.buffer.buffer_size * self.buffer.n_envs)
+
     def __len__(self) -> int:
         """Number of transitions held."""
         return int(self.buffer.size() * self.buffer.n_envs)
@@ -163,7 +168,7 @@ class RealRows:
 
     def _flat(self, array: np.ndarray) -> np.ndarray:
         """View an array of SB3 with one line per row number."""
-        return array.reshape(self.buffer.buffer_size * self.buffer.n_envs, -1)
+        return array.reshape(self.capacity, -1)
 
     def _mirrors(self) -> bool:
         """Return whether rows are read from the mirror."""
@@ -192,7 +197,7 @@ class RealRows:
         """Update the mirror and return it; it grows by doubling."""
         buffer = self.buffer
         if self._mirror is None or len(self._mirror) < len(self):
-            size = min(buffer.buffer_size * buffer.n_envs, max(1024, 1 << (len(self) - 1).bit_length()))
+            size = min(self.capacity, max(1024, 1 << (len(self) - 1).bit_length()))
             self._mirror = None  # free the old mirror before allocating the new one
             self._mirror = torch.empty(size, self.spec.dim, dtype=torch.float32, device=self.device)
             self._seen = buffer.added - buffer.size()

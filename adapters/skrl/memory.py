@@ -148,6 +148,11 @@ class SynthERMemory(AdjustableOptions, RandomMemory):
         if self.source is not None:
             self.source.clear()
 
+    @property
+    def capacity(self) -> int:
+        """Maximum number of real transitions."""
+        return int(self.memory_size * self.num_envs)
+
     def transitions(self) -> Transitions:
         """Return all real transitions, the oldest first; the generator is fitted to them."""
         assert self.source is not None

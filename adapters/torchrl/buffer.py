@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.data import RayReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 
 from synther_replay.adapters.torchrl.forwarding import Forwarding
-from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys
+from synther_replay.adapters.torchrl.layout import Key, Layout, TransitionKeys, check_specs
 from synther_replay.adapters.torchrl.rows import (
     RealEntries,
     as_tensordict,
@@ -31,6 +31,7 @@ from synther_replay.adapters.torchrl.rows import (
     stored,
     written,
 )
+from synther_replay.common.checks import resolve_device
 from synther_replay.common.trees import on_cpu
 from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
 from synther_replay.persistence.checkpoint import load_checkpoint
@@ -152,8 +153,10 @@ class SynthERReplayBuffer(AdjustableOptions, Forwarding):
         self._awaited = None  # loaded state of a source that cannot be created yet
         self._iterator = None
         self._process = os.getpid()  # synthetic rows are drawn in this one only
-        if self.real_ratio < 1.0 and action_spec is None:
-            raise ValueError("action_spec: required for the bounds of generated actions, pass env.action_spec")
+        if self.real_ratio < 1.0:
+            check_specs(action_spec, observation_spec)
+            if device is not None:
+                resolve_device(device)
         if self.real_ratio < 1.0 and getattr(real, "initialized", True):
             check_sampler(self.real)
             self._counted = self._total() - len(real)

@@ -13,9 +13,20 @@ from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.utils import unravel_key
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 
 from synther_replay.adapters.torchrl.n_step import STEPS, STEPS_SPACE, StepEntries
+from synther_replay.common.checks import received
 from synther_replay.data.transitions import TransitionSpec
 
 Key = str | tuple[str, ...]
@@ -39,6 +50,8 @@ class TransitionKeys:
     @classmethod
     def of(cls, observations: Key | Sequence[Key], action: Key, reward: Key, terminated: Key) -> TransitionKeys:
         """Make the keys from user input: one key or a list of keys for the observations."""
+        if not isinstance(observations, str | Sequence):
+            raise TypeError(f"observation_keys: expected a key or several, {received(observations)}")
         listed = [observations] if isinstance(observations, str | tuple) else list(observations)
         if not listed:
             raise ValueError(f"observation_keys: expected at least one key, got {observations!r}")
@@ -168,6 +181,15 @@ class Layout:
         if self._steps is not None:
             found |= self._steps.of(rows[:, self.spec.field(STEPS).columns.start].long())
         return found
+
+
+def check_specs(action_spec: Any, observation_spec: Any) -> None:
+    """Raise an error unless these can be specs of actions and observations; data that come later tell the rest."""
+    if action_spec is None:
+        raise ValueError("action_spec: required for the bounds of generated actions, pass env.action_spec")
+    for name, spec in (("action_spec", action_spec), ("observation_spec", observation_spec)):
+        if not isinstance(spec, TensorSpec | None):
+            raise TypeError(f"{name}: expected a spec of TorchRL such as env.{name}, {received(spec)}")
 
 
 def _entry_spec(spec: Any, key: Key, name: str) -> Any:

@@ -66,6 +66,11 @@ class RealEntries:
             and not getattr(real.writer, "tracks_generations", False)
         )
 
+    @property
+    def capacity(self) -> int | None:
+        """Maximum number of transitions; None if the storage does not say it."""
+        return getattr(self.real.storage, "max_size", None)
+
     def __len__(self) -> int:
         """Number of transitions held."""
         return len(self.real)

@@ -14,7 +14,7 @@ from synther_replay.benchmarks.common.generator_settings import PRESETS, build_g
 from synther_replay.benchmarks.environments.tasks import suite_of
 from synther_replay.common.checks import whole_number
 from synther_replay.relevance.guidance import Guidance
-from synther_replay.replay.background import REFIT_MODES, is_background
+from synther_replay.replay.background import REFIT_MODES, checked_lag, is_background
 from synther_replay.replay.mixing import check_real_ratio
 
 
@@ -96,10 +96,7 @@ class Settings:
             self.retrain_schedule()
             self.generator_config()
             self.guidance()
-            if self.lag is not None and not self.in_background:
-                raise ValueError(f"lag: applies to refit='background' only, got {self.lag!r}")
-            if self.lag is not None:
-                whole_number("lag", self.lag)
+            checked_lag(self.lag, self.refit)
         elif self.preset or self.schedule or self.generator or self.relevance or self.in_background or self.lag:
             names = ("preset", "schedule", "generator", "relevance", "refit", "lag")
             shown = ", ".join(f"{name}={value!r}" for name in names if (value := getattr(self, name)))

@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace, refit: str) -> dict[str, Any]:
         },
         "schedule": {"start": args.start, "every": every, "growth": 0.0, "rows": args.rows},
         "refit": refit,
-        "lag": args.lag,
+        "lag": lag or None,
         "seed": args.seed,
         "on_refit": note,
     }

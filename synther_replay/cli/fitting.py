@@ -13,6 +13,7 @@ import torch
 from synther_replay.cli.output import Output
 from synther_replay.cli.threads import choose_threads
 from synther_replay.config import GeneratorConfig
+from synther_replay.data.codec import TransitionCodec
 from synther_replay.data.transitions import Transitions
 from synther_replay.files.reading import FileError, TransitionFile, open_file
 from synther_replay.generator import DiffusionGenerator
@@ -44,9 +45,15 @@ class Source:
         return digest.hexdigest()
 
 
-def open_source(path: str, episode_steps: int | None, window: int | None, output: Output) -> Source:
-    """Read all transitions of a file; one with more rows than a window is opened only."""
+def open_source(
+    path: str, episode_steps: int | None, window: int | None, config: GeneratorConfig, output: Output
+) -> Source:
+    """Read all transitions of a file for a generator; one with more rows than a window is opened only."""
     file = open_file(path, episode_steps=episode_steps)
+    try:
+        config.network(TransitionCodec(file.spec).code_dim)
+    except ValueError as error:  # rows that are too long
+        raise FileError(f"{file.path}: {error}") from error
     if file.rows > (window or max(1, WINDOW_VALUES // file.spec.dim)):
         return Source(file, _enough(file, file.count()), window)
     with output.step(f"reading {file.path.name}", file.rows) as advance:

@@ -38,6 +38,17 @@ def count(text: str | int) -> int:
     return int(value)
 
 
+def window_rows(text: str) -> int:
+    """Read a number of rows of a window.
+
+    Raises:
+        typer.BadParameter: It is not a whole number, or too small for a fit.
+    """
+    if (rows := count(text)) < DiffusionGenerator.min_window:
+        raise typer.BadParameter(f"expected at least {DiffusionGenerator.min_window} rows, got {text!r}")
+    return rows
+
+
 Rows = Annotated[
     int, typer.Option("--rows", parser=count, metavar="N", help="Rows to generate, for example 5M or 250K.")
 ]
@@ -62,7 +73,7 @@ Window = Annotated[
     int | None,
     typer.Option(
         "--window",
-        parser=count,
+        parser=window_rows,
         metavar="N",
         help="Real rows in memory at a time; a larger file is read again and again while the model trains.",
         show_default="rows of 512 MiB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any
 
@@ -23,15 +24,55 @@ def whole_number(name: str, value: Any, *, least: int = 1) -> int:
     return number
 
 
+def received(value: Any) -> str:
+    """Say for an error what an argument got; of a class or a function, what to pass in its place.
+
+    >>> received(7), received(int)
+    ('got 7', 'got the class int; pass an object: int(...)')
+    >>> received(int.from_bytes)
+    'got int.from_bytes, which was not called; pass what it returns: int.from_bytes(...)'
+    """
+    name = getattr(value, "__qualname__", None)
+    if isinstance(value, type):
+        return f"got the class {name}; pass an object: {name}(...)"
+    if name is not None and inspect.isroutine(value) and "<" not in name:  # a lambda has no name to call
+        return f"got {name}, which was not called; pass what it returns: {name}(...)"
+    return f"got {value!r}"
+
+
+def check_call(expected: str, function: Any, *arguments: Any, **named: Any) -> None:
+    """Raise TypeError unless a function takes these arguments, as far as can be told before the call.
+
+    Args:
+        expected: What is expected, with the name of the argument, for the error.
+        function: The function.
+        *arguments: Arguments of the call.
+        **named: Arguments by name.
+    """
+    if not callable(function):
+        raise TypeError(f"{expected}, {received(function)}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # one that is not written in Python
+        return
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        raise TypeError(f"{expected}; {function!r} does not take that: {error}") from error
+
+
+def check_function(expected: str, function: Any, *arguments: Any) -> None:
+    """Like `check_call`; a class is refused, too, because a call would make an object of the arguments."""
+    if isinstance(function, type):
+        raise TypeError(f"{expected}, {received(function)}")
+    check_call(expected, function, *arguments)
+
+
 def check_hook(on_refit: Any) -> None:
-    """Raise TypeError unless a hook of refits can be called with a report; a class would make an object of it."""
-    if isinstance(on_refit, type):
-        name = on_refit.__name__
-        raise TypeError(
-            f"on_refit: expected a function of the report, got the class {name}; pass an object: {name}(...)"
-        )
-    if on_refit is not None and not callable(on_refit):
-        raise TypeError(f"on_refit: expected a function of the report, got {on_refit!r}")
+    """Raise TypeError unless a hook of refits can be called with a report, and with the source if it takes that."""
+    if on_refit is not None:
+        arguments = 2 if getattr(on_refit, "takes_source", False) else 1
+        check_function("on_refit: expected a function of the report", on_refit, *[None] * arguments)
 
 
 def resolve_device(device: torch.device | str) -> torch.device:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from synther_replay.common.checks import received
+
 _FEW = 8  # so many names are always listed
 
 
@@ -35,7 +37,8 @@ def from_short_form(cls: type[Any], value: Any, *, presets: Sequence[str], defau
         return value
     if not isinstance(value, str | Mapping | None):
         raise TypeError(
-            f"{name}: expected a {cls.__name__}, a preset ({', '.join(presets)}) or a mapping of fields, got {value!r}"
+            f"{name}: expected a {cls.__name__}, a preset ({', '.join(presets)}) or a mapping of fields, "
+            f"{received(value)}"
         )
     changes = dict(value) if isinstance(value, Mapping) else {}
     preset = changes.pop("preset", default) if not isinstance(value, str) else value

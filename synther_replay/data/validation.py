@@ -81,7 +81,11 @@ def check_finite(part: Tensor, where: str) -> None:
     if bool(wrong.any()):
         count, bad = int(wrong.any(-1).sum()), part[wrong].flatten()[0].item()
         kind = str(part.dtype).removeprefix("torch.")
-        raise ValueError(f"{where}: {count} of {wrong[..., 0].numel()} rows are non-finite in {kind} (found {bad})")
+        *row, column = wrong.nonzero()[0].tolist()
+        first = f"first in {f'row {row[-1]}, ' if row else ''}column {column}"
+        raise ValueError(
+            f"{where}: {count} of {wrong[..., 0].numel()} rows are non-finite in {kind} (found {bad}, {first})"
+        )
 
 
 def _limits(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:

@@ -133,6 +133,23 @@ def check_flags(key: str, flags: np.ndarray) -> None:
         raise ValueError(f"{key}: expected 0 and 1, got {flags[~known].flat[0]}")
 
 
+def check_finite(key: str, values: np.ndarray, rows: np.ndarray) -> None:
+    """Raise ValueError unless all values are finite in float32, which rows have; it names the first other one.
+
+    Args:
+        key: Name of the array.
+        values: Its rows, ``(n, ...)``.
+        rows: Their numbers in the file, ``(n,)``.
+    """
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(values.astype(np.float32, copy=False))
+    if wrong.any():
+        row, *inner = map(int, np.unravel_index(wrong.argmax(), wrong.shape))
+        column = f", column {', '.join(map(str, inner))}" if inner else ""
+        found = f"got {values[(row, *inner)]} in row {rows[row]}{column}"
+        raise ValueError(f"{key}: expected finite numbers in float32, {found} (counted from 0)")
+
+
 def _nested(field: Field, arrays: Mapping[str, np.ndarray], rows: int) -> Any:
     """Return the values of a field in the nesting of its space."""
     nested: Any = {}

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from synther_replay.data.spec import TransitionSpec
-from synther_replay.files.fields import NEXT_OBSERVATIONS, OBSERVATIONS, REQUIRED, root_of
-from synther_replay.files.table import SPEC, Arrays, Column, Table, block_rows
+from synther_replay.files.fields import NEXT_OBSERVATIONS, OBSERVATIONS, REQUIRED, check_finite, root_of
+from synther_replay.files.table import ROWS, SPEC, Arrays, Column, Table, block_rows, numbered
 
 _ACTIONS = "actions"
 _LARGEST_INTEGER = 2**24  # of float32, which rows have
@@ -66,10 +66,10 @@ def check_fields(columns: Iterable[str]) -> None:
 def _ranges(blocks: Iterable[Arrays]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the smallest and the largest value of each column of each array."""
     ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for block in blocks:
+    for block in numbered(blocks):
+        rows = block.pop(ROWS)
         for key, values in block.items():
-            if not np.isfinite(values).all():
-                raise ValueError(f"{key}: expected finite numbers, got {values[~np.isfinite(values)].flat[0]}")
+            check_finite(key, values, rows)
             low, high = values.min(0), values.max(0)
             if key in ranges:
                 low, high = np.minimum(low, ranges[key][0]), np.maximum(high, ranges[key][1])

@@ -13,11 +13,20 @@ import torch
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import is_out_of_memory
-from synther_replay.files.fields import NEXT_OBSERVATIONS, TERMINALS, TIMEOUTS, leaves, root_of, to_transitions
+from synther_replay.files.fields import (
+    NEXT_OBSERVATIONS,
+    OBSERVATIONS,
+    TERMINALS,
+    TIMEOUTS,
+    check_finite,
+    leaves,
+    root_of,
+    to_transitions,
+)
 from synther_replay.files.formats import located
 from synther_replay.files.inference import spec_of
 from synther_replay.files.pairing import paired
-from synther_replay.files.table import Arrays, Table, block_rows
+from synther_replay.files.table import ROWS, Arrays, Table, block_rows, numbered
 
 
 class FileError(ValueError):
@@ -68,7 +77,7 @@ class TransitionFile:
         try:
             with closing(self._arrays(keys)) as blocks:  # errors close the file, too
                 for block in blocks:
-                    yield to_transitions(self.spec, block)
+                    yield self._transitions(block)
         except Exception as error:
             raise _named(self.path, error) from error
 
@@ -90,7 +99,23 @@ class TransitionFile:
         """Yield some arrays in blocks, a row per transition."""
         keys = [*keys, TIMEOUTS] if self.is_raw and TIMEOUTS in self._table.columns else keys
         with closing(self._table.blocks(keys, block_rows(self.spec.dim))) as arrays:
-            yield from paired(arrays, self._episode_steps) if self.is_raw else arrays
+            blocks = numbered(arrays)
+            yield from paired(blocks, self._episode_steps) if self.is_raw else blocks
+
+    def _transitions(self, block: Arrays) -> Transitions:
+        try:
+            return to_transitions(self.spec, block)
+        except ValueError:
+            self._check_finite(block)
+            raise
+
+    def _check_finite(self, block: Arrays) -> None:
+        """Raise ValueError with the place in the file of the first value that is not finite."""
+        for key, values in block.items():
+            rows = block[ROWS]
+            if self.is_raw and root_of(key) == NEXT_OBSERVATIONS:  # they are the observations of the next row
+                key, rows = OBSERVATIONS + key.removeprefix(NEXT_OBSERVATIONS), rows + 1
+            check_finite(key, values, rows)
 
     def read(self) -> Transitions:
         """Return all transitions.

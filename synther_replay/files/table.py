@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ Blocks = Callable[[], Iterator[Transitions]]
 """Gives the rows to write. Formats that store one field after the other call it several times."""
 
 SPEC = "spec"  # key of `Table.about` with the spec as JSON
+ROWS = "/rows"  # name of an array of row numbers, which no field can have
 _MOST_ROWS = 65_536  # rows of a block, ...
 _MOST_VALUES = 2**23  # ... and its values: rows may be long
 
@@ -69,6 +70,15 @@ class Format(Protocol):
             OSError: The file cannot be written, for example because the disk is full. The old file is unchanged.
             GenerationError: The blocks have fewer or more rows.
         """
+
+
+def numbered(blocks: Iterable[Arrays]) -> Iterator[Arrays]:
+    """Add the numbers of the rows in the file to blocks that follow one another."""
+    start = 0
+    for block in blocks:
+        count = len(next(iter(block.values())))
+        yield {**block, ROWS: np.arange(start, start + count)}
+        start += count
 
 
 def block_rows(values: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions
 from synther_replay.data.validation import all_finite
 
@@ -17,9 +18,11 @@ Rows = Transitions | Tensor | np.ndarray
 def clean(named: Mapping[str, Rows], *, least: int = 2, strict: bool = False) -> tuple[list[Tensor], list[int]]:
     """Return the finite rows as matrices of one width, dtype and device, and the non-finite count of each set."""
     matrices = [as_matrix(name, value) for name, value in named.items()]
-    specs = [value.spec for value in named.values() if isinstance(value, Transitions)]
-    if any(spec != specs[0] for spec in specs):
-        raise ValueError(f"{', '.join(named)}: expected equal specs, got {[spec.to_json() for spec in specs]}")
+    specs = {name: value.spec for name, value in named.items() if isinstance(value, Transitions)}
+    first = next(iter(specs.values()), None)
+    for name, spec in specs.items():
+        if first is not None and spec != first:
+            raise ValueError(f"{', '.join(named)}: expected equal specs; {name}: {mismatch(spec, first)}")
     if len({matrix.shape[1] for matrix in matrices}) > 1:
         raise ValueError(f"{', '.join(named)}: expected equal numbers of columns, got {[m.shape[1] for m in matrices]}")
     narrow = any(matrix.is_floating_point() and matrix.dtype != torch.float64 for matrix in matrices)

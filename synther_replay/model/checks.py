@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 
 
@@ -17,7 +18,7 @@ def check_transitions(transitions: Any, spec: TransitionSpec, expected: str = "T
 def check_spec(got: TransitionSpec, expected: TransitionSpec) -> None:
     """Raise ValueError if the specs of transitions and generator differ."""
     if got != expected:
-        raise ValueError(f"transitions: got spec {got.to_json()}, expected {expected.to_json()}")
+        raise ValueError(f"transitions: {mismatch(got, expected)}")
 
 
 def check_base(job_base: object, now: object) -> None:

@@ -329,6 +329,8 @@ def sample(
     n = whole_number("n", n)
     if not isinstance(guidance, int | float) or not 0 <= guidance < float("inf"):
         raise ValueError(f"guidance: expected a number of at least 0, got {guidance!r}")
+    if condition is None and guidance != 1.0:
+        raise ValueError(f"guidance: applies to a condition, got {guidance!r} without one")
     if condition is not None:
         if model.conditions is None:
             raise ValueError("condition: the model was fitted without conditions; call fit with condition=...")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from synther_replay.common.checks import received
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import Transitions
 from synther_replay.data.validation import as_tensor
@@ -57,8 +58,8 @@ class _OfCritic(WithFunctions):
 
     def _set(self, *, is_own: bool, **functions: Callable[..., Any] | None) -> None:
         for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise TypeError(f"{name}: expected a function, got {function!r}")
+            if isinstance(function, type) or not (function is None or callable(function)):
+                raise TypeError(f"{name}: expected a function, {received(function)}")
         vars(self).update(functions, is_own=is_own)
 
     def _block(self, transitions: Transitions) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from synther_replay.common.checks import check_function, received
 from synther_replay.common.short_forms import checked_fields, expected_names
 from synther_replay.relevance.critics import TDError, Value
 from synther_replay.relevance.curiosity import Curiosity
@@ -50,7 +51,9 @@ class Guidance:
                 near = expected_names(self.relevance, NAMES)
                 raise ValueError(f"relevance: unknown name {self.relevance!r}; {near}")
         elif not isinstance(self.relevance, Relevance):
-            raise TypeError(f"relevance: expected a name or an object with the method score, got {self.relevance!r}")
+            raise TypeError(
+                f"relevance: expected a name or an object with the method score, {received(self.relevance)}"
+            )
         for name, most in (("top", 1.0), ("share", 1.0), ("guidance", float("inf"))):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -103,11 +106,11 @@ class Guidance:
 
 def _relevance(value: Any, name: str) -> str | Relevance:
     """A name, an object, or a function as an object."""
-    if isinstance(value, str) or (isinstance(value, Relevance) and not isinstance(value, type)):
+    if isinstance(value, str | Relevance):
         return value
-    if not callable(value) or isinstance(value, type):
-        raise TypeError(
-            f"{name}: expected one of {', '.join(NAMES)}, a mapping with a name, an object with the method score, or a "
-            f"function of transitions, got {value!r}"
-        )
+    expected = (
+        f"{name}: expected one of {', '.join(NAMES)}, a mapping with a name, an object with the method score, or a "
+        "function of transitions"
+    )
+    check_function(expected, value, None)
     return OfFunction(value)

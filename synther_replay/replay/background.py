@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -42,6 +43,25 @@ def is_background(refit: Any) -> bool:
     if refit not in REFIT_MODES:
         raise ValueError(f"refit: expected one of {', '.join(REFIT_MODES)}, got {refit!r}")
     return bool(refit == "background")
+
+
+def checked_lag(lag: Any, refit: Any) -> int | None:
+    """Return a lag as an int, None stays None; raises ValueError for a lag of refits that run inline."""
+    if lag is not None and not is_background(refit):
+        raise ValueError(f"lag: applies to refit='background' only, got {lag!r} with refit={refit!r}")
+    return None if lag is None else whole_number("lag", lag)
+
+
+def warn_of_long_lag(lag: int | None, schedule: Schedule) -> None:
+    """Warn of a lag beyond the schedule's interval: its refits then come less often than it says."""
+    every = getattr(schedule, "every", None)
+    if lag is not None and isinstance(every, int) and lag > every:
+        warnings.warn(
+            f"lag: got {lag}, more than every={every} of the schedule; no refit begins before the rows of the last one "
+            f"are taken, so there are at least {lag} steps between two refits",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def where_of(generator: Generator) -> Where:

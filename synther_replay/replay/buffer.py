@@ -27,7 +27,8 @@ class SyntheticReplayBuffer(SyntheticSource):
 
     Args:
         real: Buffer of real transitions: a `RingBuffer`, or any object with the methods of `RealBuffer`.
-        generator: This and the other arguments: see `SyntheticSource`.
+        generator: This and the other arguments: see `SyntheticSource`. What the adapters call `synthetic_capacity` is
+            `capacity` here.
     """
 
     kind = "synthetic replay buffer"

@@ -6,6 +6,7 @@ import logging
 
 from synther_replay.common.notices import Notices
 from synther_replay.data.cleaning import Faults, clean
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import GenerationError
 from synther_replay.protocols import RealTransitions
@@ -82,10 +83,12 @@ class Examination:
 
 def check_generated(spec: TransitionSpec, fresh: Transitions, count: int) -> None:
     """Raise an error unless a generator made `count` rows that are valid transitions of the spec."""
-    if not isinstance(fresh, Transitions) or fresh.spec != spec or fresh.rows.ndim != 2:
-        raise TypeError(
-            f"generator: sample returned {_described(fresh)}, expected Transitions of spec {spec.to_json()}"
-        )
+    if not isinstance(fresh, Transitions):
+        raise TypeError(f"generator: sample returned {type(fresh).__name__}, expected Transitions")
+    if fresh.spec != spec:
+        raise TypeError(f"generator: sample returned transitions of another spec: {mismatch(fresh.spec, spec)}")
+    if fresh.rows.ndim != 2:
+        raise TypeError(f"generator: sample returned rows of shape {tuple(fresh.rows.shape)}, expected (n, {spec.dim})")
     if len(fresh) != count:
         raise GenerationError(f"generator: sample({count}) returned {len(fresh)} rows")
     try:
@@ -94,9 +97,3 @@ def check_generated(spec: TransitionSpec, fresh: Transitions, count: int) -> Non
         raise GenerationError(f"generator: sample returned invalid rows: {error}") from error
     if bool(spec.outside_action_space(fresh.rows[:, spec.actions]).any()):
         raise GenerationError("generator: sample returned actions outside the action space")
-
-
-def _described(fresh: object) -> str:
-    if not isinstance(fresh, Transitions):
-        return type(fresh).__name__
-    return f"Transitions of shape {tuple(fresh.rows.shape)} and spec {fresh.spec.to_json()}"

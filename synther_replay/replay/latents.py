@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from synther_replay.common.by_attributes import ByAttributes
+from synther_replay.common.checks import check_function
 from synther_replay.common.notices import Notices
 from synther_replay.data.spec import TransitionSpec
 from synther_replay.data.transitions import Transitions
@@ -54,8 +55,7 @@ class Latents:
         device: torch.device | str = "cpu",
     ) -> None:
         """Encode one observation to learn the width."""
-        if not callable(encoder):
-            raise TypeError(f"encoder: expected a function of observations, got {encoder!r}")
+        check_function("encoder: expected a function of observations", encoder, None)
         if not isinstance(observation_space, spaces.Box):
             raise TypeError(f"encoder: expected a Box of observations, got {observation_space}")
         self.encoder = encoder
@@ -147,6 +147,11 @@ class LatentBuffer:
     def version(self) -> int | str:
         """Version of the encoder."""
         return self.latents.version
+
+    @property
+    def capacity(self) -> int | None:
+        """Maximum number of transitions; None if the real buffer does not say it."""
+        return getattr(self.real, "capacity", None)
 
     def __len__(self) -> int:
         """Number of transitions held."""

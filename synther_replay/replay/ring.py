@@ -11,6 +11,7 @@ from torch import Tensor
 from synther_replay.common.checks import device_or_cpu, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.seeding import Stream, derive_seed
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, is_out_of_memory
 from synther_replay.replay.indices import IndexStream
@@ -54,6 +55,7 @@ class RingBuffer:
         self._rows = torch.empty(0, spec.dim, dtype=torch.float32, device=self.device)
         self._size = 0
         self._next = 0  # write position once the ring is full
+        seed = whole_number("seed", seed, least=0)
         self._indices = IndexStream(derive_seed(seed, Stream.REAL), self.device)
 
     def __len__(self) -> int:
@@ -69,7 +71,7 @@ class RingBuffer:
         if not isinstance(transitions, Transitions):
             raise TypeError(f"transitions: expected Transitions, got {type(transitions).__name__}")
         if transitions.spec != self.spec:
-            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
+            raise ValueError(f"transitions: {mismatch(transitions.spec, self.spec)}")
         rows = transitions.rows.detach().reshape(-1, self.spec.dim)[-self.capacity :]
         with self._lock:
             start = self._size if self._size < self.capacity else self._next
@@ -126,11 +128,10 @@ class RingBuffer:
     @torch.inference_mode(mode=False)  # an inference tensor could not be written to later
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a different spec or capacity raises `CheckpointError` and changes nothing."""
-        if state["spec"] != self.spec.to_json() or state["capacity"] != self.capacity:
-            raise CheckpointError(
-                f"state: got spec {state['spec']} and capacity {state['capacity']}, "
-                f"expected {self.spec.to_json()} and {self.capacity}"
-            )
+        if state["spec"] != self.spec.to_json():
+            raise CheckpointError(f"state: {mismatch(state['spec'], self.spec)}")
+        if state["capacity"] != self.capacity:
+            raise CheckpointError(f"state: got capacity {state['capacity']}, expected {self.capacity}")
         rows: Tensor = state["rows"]
         if rows.ndim != 2 or rows.shape[1] != self.spec.dim or len(rows) > self.capacity or rows.dtype != torch.float32:
             raise CheckpointError(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Self
 
-from synther_replay.common.checks import whole_number
+from synther_replay.common.checks import check_call, whole_number
 from synther_replay.common.short_forms import from_short_form
 from synther_replay.errors import CheckpointError
+from synther_replay.protocols import Schedule
 
 _LONGEST_GROWN = 10_000  # longest interval that `growth` produces; the paper's fixed interval
 _PRESETS = ("fast", "tiny", "paper")
@@ -123,3 +124,11 @@ class RetrainSchedule:
             object.__setattr__(schedule, name, tuple(value) if isinstance(own[name], tuple) else value)
         schedule.__post_init__()
         return schedule
+
+
+def as_schedule(value: Any, *, default: str = "fast") -> Schedule:
+    """Return a schedule object as it is, after a check, and that of a short form of `RetrainSchedule.of`."""
+    if not isinstance(value, Schedule):
+        return RetrainSchedule.of(value, default=default)
+    check_call("schedule: expected is_due(steps, last_refit)", value.is_due, 0, None)
+    return value

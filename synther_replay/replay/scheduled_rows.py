@@ -32,6 +32,11 @@ class ScheduledRows(SyntheticRows):
         """Environment steps from the begin of a refit in the background to the step that takes its rows."""
         return self._lag or default_lag(self.schedule)
 
+    @property
+    def pending_at(self) -> int | None:
+        """Environment steps at which the rows of the refit in the background are taken; None if there is none."""
+        return None if self._pending is None else self._pending.at
+
     def refit_if_due(self) -> RefitReport | None:
         """Refit if it is due, ``real_ratio < 1`` and there are at least `generator.min_rows` real rows.
 

@@ -11,6 +11,7 @@ from synther_replay.common.checks import whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.trees import on_cpu, state_of
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions
 from synther_replay.errors import CheckpointError
 from synther_replay.persistence.checkpoint import load_checkpoint, save_checkpoint
@@ -42,7 +43,7 @@ class SyntheticSource(ScheduledRows):
             ``make(device=...)``, which is called when the generator is first needed.
         spec: Layout of the transitions. None: the spec of the generator, or of the real transitions.
         real_ratio: Share of real rows in each batch; 1 is plain replay without refits.
-        capacity: Maximum number of synthetic rows.
+        capacity: Maximum number of synthetic rows; the adapters call it `synthetic_capacity`.
         schedule: When to refit and how many rows to generate: a schedule or a short form of `RetrainSchedule.of`. None:
             `RetrainSchedule.fast()` on a GPU, `tiny()` on a CPU.
         device: Device of the synthetic rows. None: the generator's device; for a short form the GPU if there is one.
@@ -129,7 +130,7 @@ class SyntheticSource(ScheduledRows):
         before, own = {name: state_of(part) for name, part in parts.items()}, dict(vars(self))
         try:
             if state["spec"] != self.spec.to_json():
-                raise CheckpointError(f"state: got spec {state['spec']}, expected {self.spec.to_json()}")
+                raise CheckpointError(f"state: {mismatch(state['spec'], self.spec)}")
             schedule = self._restored_schedule(state["schedule"])
             real_ratio = check_real_ratio(state["real_ratio"])
             steps, refits = (whole_number(name, state[name], least=0) for name in ("steps", "refits"))

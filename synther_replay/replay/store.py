@@ -10,6 +10,7 @@ from torch import Tensor
 from synther_replay.common.checks import device_or_cpu, whole_number
 from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.common.trees import on_cpu
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
 from synther_replay.replay.indices import IndexStream
@@ -67,7 +68,7 @@ class SyntheticStore:
         """
         rows = transitions.rows
         if transitions.spec != self.spec:
-            raise ValueError(f"transitions: got spec {transitions.spec.to_json()}, expected {self.spec.to_json()}")
+            raise ValueError(f"transitions: {mismatch(transitions.spec, self.spec)}")
         if rows.ndim != 2 or len(rows) > self.capacity:
             raise ValueError(f"transitions: expected at most {self.capacity} rows, got shape {tuple(rows.shape)}")
         if rows.is_cuda:  # a refit in the background made them on a stream of its own

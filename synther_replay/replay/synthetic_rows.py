@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from synther_replay.common.checks import check_hook, resolve_device, whole_number
+from synther_replay.common.checks import check_call, check_hook, received, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import Stream, derive_seed
 from synther_replay.common.short_forms import default_preset
+from synther_replay.data.mismatch import mismatch
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.protocols import Generator, RealTransitions, Schedule
 from synther_replay.relevance.guidance import Guidance
@@ -27,8 +28,10 @@ from synther_replay.relevance.rewards import Return
 from synther_replay.replay.background import (
     BackgroundRefit,
     check_background,
+    checked_lag,
     is_background,
     new_background_fit,
+    warn_of_long_lag,
     where_of,
 )
 from synther_replay.replay.examination import Examination, check_generated
@@ -36,7 +39,7 @@ from synther_replay.replay.fits import Fit, plan_of, takes_conditions
 from synther_replay.replay.indices import ShuffleStream
 from synther_replay.replay.mixing import check_real_ratio
 from synther_replay.replay.refitting import RefitJob, RefitReport, new_fit
-from synther_replay.replay.schedule import RetrainSchedule
+from synther_replay.replay.schedule import as_schedule
 from synther_replay.replay.store import SyntheticStore
 
 logger = logging.getLogger(__name__)
@@ -67,8 +70,9 @@ class SyntheticRows:
         lag: int | None = None,
     ) -> None:
         """Check the arguments and create an empty store."""
+        seed = whole_number("seed", seed, least=0)
         self._in_background = is_background(refit)
-        self._lag = None if lag is None else whole_number("lag", lag)
+        self._lag = checked_lag(lag, refit)
         guidance = Guidance.of(relevance)
         self._guide = None if guidance is None else Guide(guidance, derive_seed(seed, Stream.RELEVANCE))
         self._plan: Plan | None = None  # of the model in use
@@ -127,16 +131,11 @@ class SyntheticRows:
         if not isinstance(generator, Generator):
             _check_maker(generator)
         _check_spec("generator", generator, self.spec)
-        if self._guide is not None and isinstance(generator, Generator) and not takes_conditions(generator):
-            raise TypeError(
-                f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
-                "as that of DiffusionGenerator does"
-            )
-        if getattr(generator, "stack", 1) != 1:
-            raise ValueError(f"generator: expected stack=1, got {generator.stack}")  # type: ignore[union-attr]
-        if self._in_background and isinstance(generator, Generator):
-            check_background(generator, self._guide)
+        if isinstance(generator, Generator):
+            check_generator(generator, self._guide, in_background=self._in_background)
         self._generator = generator
+        if self.real_ratio < 1.0 and isinstance(generator, Generator):
+            self._warn_of_small_buffer()
 
     @property
     def schedule(self) -> Schedule:
@@ -145,8 +144,8 @@ class SyntheticRows:
 
     @schedule.setter
     def schedule(self, schedule: Schedule | Mapping[str, Any] | str | int | None) -> None:
-        if not isinstance(schedule, Schedule):
-            schedule = RetrainSchedule.of(schedule, default=default_preset(self.device))
+        schedule = as_schedule(schedule, default=default_preset(self.device))
+        warn_of_long_lag(self._lag, schedule)
         self._schedule: Schedule = schedule
 
     @property
@@ -400,28 +399,53 @@ class SyntheticRows:
     def _kept(self) -> str:
         return f"kept the previous model and {len(self.store)} synthetic rows"
 
+    def _warn_of_small_buffer(self) -> None:
+        """Warn of a real buffer that never holds enough rows for a refit; not all say how many they hold."""
+        capacity, least = getattr(self.real, "capacity", None), self._least_rows()
+        if isinstance(capacity, int) and capacity < least:
+            warnings.warn(
+                f"real: holds at most {capacity} transitions, and the generator needs at least {least}: there will be "
+                "no refit, and every batch is real",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
     def _least_rows(self) -> int:
         return max(1, getattr(self.generator, "min_rows", 1))
 
 
+def check_generator(generator: Generator, guide: Guide | None, *, in_background: bool) -> None:
+    """Raise an error unless a generator can be refitted with this guide, inline or in the background.
+
+    Raises:
+        TypeError: It cannot be guided or fitted in the background, or its methods take other arguments.
+        ValueError: It is a stack.
+    """
+    check_call("generator: expected fit(transitions)", generator.fit, None)
+    check_call("generator: expected sample(n)", generator.sample, 1)
+    if guide is not None and not takes_conditions(generator):
+        raise TypeError(
+            f"relevance: {type(generator).__name__} cannot be guided; its begin must take the argument condition, "
+            "as that of DiffusionGenerator does"
+        )
+    if (stack := getattr(generator, "stack", 1)) != 1:
+        raise ValueError(f"generator: expected stack=1, got {stack}")
+    if in_background:
+        check_background(generator, guide)
+
+
 def _check_maker(make: Any) -> None:
     """Raise TypeError unless a generator can be made by ``make(device=...)``, as far as can be told before the call."""
-    words = "generator: expected an object with fit and sample, or a function that makes one on a given device"
-    if not callable(make):
-        raise TypeError(f"{words}, got {make!r}")
-    try:
-        signature = inspect.signature(make)
-    except ValueError:  # one that is not written in Python
-        return
-    try:
-        signature.bind(device=None)
-    except TypeError as error:
-        raise TypeError(f"{words}; {make!r} does not take device alone: {error}") from error
+    expected = "generator: expected an object with fit and sample, or a function that makes one on a given device"
+    owner = make if isinstance(make, type) else getattr(make, "__self__", None)
+    if isinstance(owner, type) and not (hasattr(owner, "fit") and hasattr(owner, "sample")):
+        raise TypeError(f"{expected}, {received(make)}")  # it makes something else, such as settings
+    check_call(expected, make, device=None)
 
 
 def _check_spec(name: str, part: object, spec: TransitionSpec) -> None:
     if (own := getattr(part, "spec", spec)) != spec:
-        raise ValueError(f"{name}: got spec {own.to_json()}, expected {spec.to_json()}")
+        raise ValueError(f"{name}: {mismatch(own, spec)}")
 
 
 def _version_of(real: object) -> int | str | None:

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from synther_replay.common.checks import whole_number
+from synther_replay.common.checks import received, whole_number
 from synther_replay.common.notices import Notices
 from synther_replay.metrics import Thresholds
 from synther_replay.replay.refitting import RefitReport
@@ -62,6 +62,8 @@ class RefitLog:
         for writer in writers:
             if not isinstance(writer, RefitWriter):
                 raise TypeError(f"writers: expected objects with the method write, got {writer!r}")
+        if not isinstance(thresholds, Thresholds | None):
+            raise TypeError(f"thresholds: expected Thresholds, {received(thresholds)}")
         self.fidelity_rows = whole_number("fidelity_rows", fidelity_rows, least=0)
         self.verbose = whole_number("verbose", verbose, least=0)
         self._thresholds, self._advisor = thresholds, Advisor(most_share)

@@ -140,6 +140,8 @@ def test_wrong_usage_has_exit_status_2(tmp_path, data, synther):
         ("upsample", data, out, "--rows", 5, "--set", "stepps=5"),
         ("upsample", data, out, "--rows", 5, "--set", "steps"),
         ("upsample", data, out, "--rows", 5, "--device", "toaster"),
+        ("upsample", data, out, "--rows", 5, "--window", 63),
+        ("fit", data, out, "--window", 10),
     ):
         done = synther(*arguments)
         assert (done.returncode, done.stdout) == (2, ""), arguments
@@ -224,6 +226,21 @@ def test_bad_fields_are_named_with_their_file(tmp_path, synther, changes, words)
     fields = {key: value for key, value in (arrays() | changes).items() if value is not None}
     np.savez(path, **fields)
     refused(synther("upsample", path, tmp_path / "out.npz", "--rows", 5, *SETTINGS), "bad.npz", *words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observations": np.zeros((200, 2_500)), "next_observations": np.zeros((200, 2_500))},
+        # a category takes several codes: they are too many, the values alone are not
+        {"observations": np.full(200, 900), "next_observations": np.full(200, 900), "actions": np.zeros((200, 4_090))},
+    ],
+)
+def test_rows_that_are_too_long_for_a_generator_are_named_with_their_file(tmp_path, synther, monkeypatch, changes):
+    np.savez(tmp_path / "wide.npz", **arrays() | changes)
+    monkeypatch.setattr("synther_replay.cli.fitting.fit_rows", interrupt)
+    refused(synther("fit", tmp_path / "wide.npz", tmp_path / "model"), "wide.npz", "4,096")
+    refused(synther("upsample", tmp_path / "wide.npz", tmp_path / "out.npz", "--rows", 5), "wide.npz", "4,096")
 
 
 def test_files_without_transitions_are_named(tmp_path, synther):

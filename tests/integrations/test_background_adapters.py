@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from small_buffers import corl_buffer, corl_step, skrl_memory, skrl_step, torchrl_buffer, torchrl_step
 
 from synther_replay import DiffusionGenerator
 from synther_replay.replay.background import BackgroundRefit
@@ -103,64 +103,31 @@ def test_an_interrupted_wait_before_a_save_leaves_the_old_file(tmp_path: Path, m
 
 @pytest.mark.usefixtures("in_thread")
 def test_torchrl():
-    pytest.importorskip("torchrl")
-    from tensordict import TensorDict
-    from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
-
-    from synther_replay.adapters.torchrl import SynthERReplayBuffer
-
-    def make() -> Any:
-        real = TensorDictReplayBuffer(storage=LazyTensorStorage(200), batch_size=16)
-        return SynthERReplayBuffer(real, action_spec=Bounded(-1, 1, (1,)), seed=0, **OPTIONS)
-
-    def extend(buffer: Any, n: int) -> None:
-        flags = {name: torch.zeros(n, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
-        data = {"observation": torch.randn(n, 2), "action": torch.rand(n, 1), **flags}
-        following = {"observation": torch.randn(n, 2), "reward": torch.randn(n, 1), **flags}
-        buffer.extend(TensorDict({**data, "next": following}, [n]))
-        buffer.sample()
-
-    buffer = make()
-    extend(buffer, 60)
+    buffer = torchrl_buffer(seed=0, **OPTIONS)
+    torchrl_step(buffer, 60)
     assert buffer.source.refits == 0
-    again = make()
+    again = torchrl_buffer(seed=0, **OPTIONS)
     again.load_state_dict(buffer.state_dict())
     for each in (buffer, again):
-        extend(each, 20)
+        torchrl_step(each, 20)
         assert each.source.refits == 1
     assert torch.equal(buffer.source.store.rows, again.source.store.rows)
 
 
 @pytest.mark.usefixtures("in_thread")
 def test_skrl():
-    pytest.importorskip("skrl")
-    from synther_replay.adapters.skrl import SynthERMemory
-
-    memory = SynthERMemory(memory_size=200, device="cpu", **OPTIONS)
-    spaces = {"observations": gym.spaces.Box(-9, 9, (2,)), "actions": gym.spaces.Box(-1, 1, (1,))}
-    spaces["next_observations"] = spaces["observations"]
-    flags = {"terminated": torch.bool, "truncated": torch.bool}
-    for name in ("observations", "actions", "rewards", "next_observations", *flags):
-        memory.create_tensor(name=name, size=spaces.get(name, 1), dtype=flags.get(name, torch.float32))
-    refits = []
+    memory, refits = skrl_memory(**OPTIONS), []
     for _ in range(80):
-        values = {name: torch.rand(1, 2 if "observations" in name else 1) for name in spaces}
-        memory.add_samples(**values, rewards=torch.randn(1, 1), **dict.fromkeys(flags, torch.zeros(1, 1).bool()))
-        memory.sample(["observations", "actions", "rewards", "next_observations", "terminated"], batch_size=16)
-        refits.append(memory.source.refits if memory.source is not None else 0)
+        skrl_step(memory)
+        refits.append(memory.source.refits)
     assert (refits[78], refits[79]) == (0, 1)
 
 
 @pytest.mark.usefixtures("in_thread")
 def test_corl():
-    from synther_replay.adapters.corl import ReplayBuffer
-
-    buffer = ReplayBuffer(2, 1, 200, max_action=1.0, real_ratio=0.5, **OPTIONS)
-    rng, refits = np.random.default_rng(0), []
+    buffer, rng, refits = corl_buffer(real_ratio=0.5, **OPTIONS), np.random.default_rng(0), []
     for _ in range(80):
-        state, following = rng.normal(size=(2, 2))
-        buffer.add_transition(state, rng.uniform(-1, 1, 1), 0.5, following, False)
-        buffer.sample(16)
-        refits.append(buffer._source.refits if buffer._source is not None else 0)
+        corl_step(buffer, rng)
+        refits.append(buffer._source.refits)
     assert (refits[78], refits[79]) == (0, 1)
     assert buffer.upsample(50).pause_seconds is not None  # waits, whatever `refit` says

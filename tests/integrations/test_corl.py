@@ -543,8 +543,8 @@ def test_refit_on_schedule_that_diverges_is_a_warning(fake):
 
 def test_schedule_needs_the_range_of_actions():
     with pytest.raises(ValueError, match="max_action"):
-        ReplayBuffer(3, 2, 10, schedule=RetrainSchedule.tiny())
-    ReplayBuffer(3, 2, 10, generator=TINY, schedule=RetrainSchedule.tiny(), max_action=1.0)
+        ReplayBuffer(3, 2, 100, schedule=RetrainSchedule.tiny())
+    ReplayBuffer(3, 2, 100, generator=TINY, schedule=RetrainSchedule.tiny(), max_action=1.0)
 
 
 # --- normalisation ----------------------------------------------------------------------------------------------------

@@ -362,7 +362,7 @@ def test_batches_may_be_kept_and_changed(make):
 
 def test_empty_buffer_is_refused():
     with pytest.raises(ValueError, match="empty"):
-        SynthERBuffer(10, PLANE, FORCE, "cpu").sample(4)
+        SynthERBuffer(100, PLANE, FORCE, "cpu").sample(4)
 
 
 # --- types and shapes of SB3 ------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_synthetic_observations_are_of_their_space(observations):
 
 def test_real_rows_keep_their_values_in_every_type():
     for space in OBSERVATIONS.values():
-        buffer = fill_from_spaces(SynthERBuffer(30, space, FORCE, "cpu", 2, seed=0), 12)
+        buffer = fill_from_spaces(SynthERBuffer(40, space, FORCE, "cpu", 2, seed=0), 12)
         batch = buffer.sample(64)
         for name in ("observations", "next_observations"):
             held, drawn = getattr(buffer, name), getattr(batch, name)
@@ -984,6 +984,29 @@ def test_callback_counts_only_refits_since_it_was_added():
     assert callback.seconds > 0
 
 
+class Never:
+    """A schedule of a user, without `start`."""
+
+    rows = 5
+
+    def is_due(self, steps, last_refit):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"schedule": {"start": 10**6}}, "1,000,000 steps, 45 were added"),
+        ({"schedule": Never()}, "not due, 45 were added"),
+        ({"schedule": {"start": 40}, "refit": "background", "lag": 100}, "rows of the first are taken after 140 steps"),
+    ],
+)
+def test_callback_says_why_there_was_no_refit(options, reason, capsys, monkeypatch):
+    monkeypatch.setattr(DiffusionGenerator, "background", "thread", raising=False)
+    model(options={**OPTIONS, **options}).learn(45, callback=SynthERCallback(verbose=1))
+    assert reason in capsys.readouterr().out
+
+
 def test_callback_prints_one_line_per_refit_if_verbose(tmp_path, capsys):
     logged(tmp_path, SynthERCallback())
     assert capsys.readouterr().out == ""
@@ -1048,9 +1071,9 @@ def test_wrong_option_is_named_before_anything_is_built(options, error, monkeypa
 def test_generator_of_another_layout_is_refused():
     other = DiffusionGenerator(TransitionSpec.from_spaces(PLANE, FORCE), TINY, device="cpu")  # actions not scaled
     with pytest.raises(ValueError, match=r"generator: got spec .*, expected "):
-        SynthERBuffer(10, PLANE, FORCE, "cpu", generator=other)
+        SynthERBuffer(100, PLANE, FORCE, "cpu", generator=other)
     fitting = DiffusionGenerator(transition_spec(PLANE, FORCE), TINY, device="cpu")
-    assert SynthERBuffer(10, PLANE, FORCE, "cpu", generator=fitting).source.generator is fitting
+    assert SynthERBuffer(100, PLANE, FORCE, "cpu", generator=fitting).source.generator is fitting
 
 
 @pytest.mark.parametrize(

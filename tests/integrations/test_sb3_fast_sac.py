@@ -668,7 +668,7 @@ def test_several_batches_before_there_are_synthetic_rows():
 
 
 def test_batches_of_an_empty_buffer_are_refused():
-    buffer = SynthERBuffer(10, SPACES["Box"], FORCE, device="cpu")
+    buffer = SynthERBuffer(100, SPACES["Box"], FORCE, device="cpu")
     with pytest.raises(ValueError, match="empty"):
         buffer.sample_batches(2, 4)
 

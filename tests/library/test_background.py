@@ -139,7 +139,7 @@ def test_two_runs_of_one_seed_agree_however_late_a_job_is(monkeypatch: pytest.Mo
 
 
 def test_a_refit_in_the_background_is_the_inline_one_later():
-    inline, own = buffer(refit="inline"), buffer()
+    inline, own = buffer(refit="inline", lag=None), buffer()
     learn(inline, 4)
     learn(own, 6)
     assert torch.equal(inline.store.rows, own.store.rows)
@@ -155,11 +155,24 @@ def test_the_default_lag_is_half_of_the_interval(device: str):
 
 
 @pytest.mark.parametrize(
-    ("options", "word"), [({"refit": "later"}, "refit"), ({"lag": 0}, "lag"), ({"lag": 1.5}, "lag")]
+    ("options", "word"),
+    [({"refit": "later"}, "refit"), ({"lag": 0}, "lag"), ({"lag": 1.5}, "lag"), ({"refit": "inline"}, "lag: .*inline")],
 )
 def test_bad_options_are_refused(options: dict[str, Any], word: str):
     with pytest.raises((TypeError, ValueError), match=word):
         buffer(**options)
+
+
+def test_a_lag_beyond_the_interval_is_warned_of():
+    with pytest.warns(RuntimeWarning, match="lag: got 101, more than every=100"):
+        own = buffer(lag=101)
+    learn(own, 9)
+    assert own.refits == 1  # begun at step 100, taken at 201
+    with pytest.warns(RuntimeWarning, match="lag: got 101, more than every=50"):
+        own.schedule = 50
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own.schedule = 101
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
@@ -439,7 +452,7 @@ def test_a_failure_before_the_save_is_told_by_the_resumed_run(tmp_path: Path, mo
 
 
 def test_a_run_that_was_saved_in_the_background_goes_on_inline(tmp_path: Path):
-    own, inline = buffer(), buffer(refit="inline")
+    own, inline = buffer(), buffer(refit="inline", lag=None)
     learn(own, 5)
     own.save(tmp_path / "run")
     inline.load(tmp_path / "run")

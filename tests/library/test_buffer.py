@@ -28,6 +28,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
+from synther_replay.replay.latents import LatentBuffer
 
 TINY = GeneratorConfig.tiny(width=16, depth=1, embedding=8, steps=20, refit_steps=10, batch_size=32, sampling_steps=4)
 RECOVERABLE = [DivergedError("nan"), GenerationError("none valid"), torch.OutOfMemoryError("full"), MemoryError("full")]
@@ -285,6 +286,24 @@ def test_refit_waits_for_as_many_rows_as_the_generator_needs(make, numbered, spe
     buffer.add(numbered(1))
     buffer.sample(8)
     assert buffer.refits == 1
+
+
+def test_a_real_buffer_that_never_holds_enough_rows_is_warned_of(make, spec):
+    def ring(capacity):
+        return RingBuffer(spec, capacity, device="cpu")
+
+    few = "real: holds at most 31 transitions, and the generator needs at least 32"
+    for real in (ring(31), LatentBuffer(ring(31), lambda observations: observations)):
+        with pytest.warns(RuntimeWarning, match=few):
+            make(TINY, real=real)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(TINY, real=ring(32))
+        make(real=ring(31))  # the fake generator takes any number
+        plain = make(TINY, real=ring(31), real_ratio=1.0)
+    plain.real_ratio = 0.5
+    with pytest.warns(RuntimeWarning, match=few):
+        assert plain.generator is not None
 
 
 def test_repr_shows_sizes(refitted):

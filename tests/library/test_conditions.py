@@ -70,6 +70,11 @@ def test_guidance_exaggerates_the_condition():
     assert shares[0] + 0.1 < shares[1]
 
 
+def test_guidance_without_a_condition_is_refused(conditioned: DiffusionGenerator):
+    with pytest.raises(ValueError, match=r"guidance: applies to a condition, got 2\.0"):
+        conditioned.sample(5, guidance=2.0)
+
+
 def test_guided_rows_do_not_get_the_terminations_of_the_others(conditioned: DiffusionGenerator):
     real = data()[0]
     rate = real.terminated[real.rows[:, 0] > 0].float().mean()

@@ -36,7 +36,7 @@ def rows(seed: int, n: int = 500) -> Transitions:
 def buffer(**options: Any) -> SyntheticReplayBuffer:
     schedule = RetrainSchedule(every=2_000, rows=20_000, start=2_000)
     real = RingBuffer(SPEC, 20_000, device="cuda")
-    return SyntheticReplayBuffer(real, SMALL, schedule=schedule, device="cuda", **{"lag": 1_000, **options})
+    return SyntheticReplayBuffer(real, SMALL, schedule=schedule, device="cuda", **options)
 
 
 class Learner:

@@ -327,6 +327,38 @@ def test_bad_fields_are_named(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("size", [4, 1_000])
+@pytest.mark.parametrize(
+    ("key", "place", "value"),
+    [
+        ("observations", (13, 1), np.nan),
+        ("observations", (12, 2), np.nan),  # of a row with a timeout: the next one of row 11
+        ("actions", (13, 0), np.inf),
+        ("rewards", (13,), 1e300),  # float32, which rows have, cannot hold it
+    ],
+)
+def test_the_place_of_a_number_that_is_not_finite_is_told(tmp_path, monkeypatch, suffix, size, key, place, value):
+    monkeypatch.setattr(table, "_MOST_ROWS", size)
+    data = raw(20) | {"terminals": np.zeros(20, bool), "timeouts": np.arange(20) == 12}
+    data[key] = data[key].astype(np.float64)
+    data[key][place] = value
+    save(tmp_path / f"bad{suffix}", data)
+    row, *column = place
+    with pytest.raises(FileError, match=rf"{key}: .* row {row}{f', column {column[0]}' if column else ''} "):
+        read(tmp_path / f"bad{suffix}")
+
+
+def test_the_place_in_a_file_of_transitions_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "_MOST_ROWS", 4)
+    data = raw(20)
+    data["next_observations"] = data["observations"].copy()
+    data["next_observations"][17, 2] = np.nan
+    save(tmp_path / "bad.npz", data)
+    with pytest.raises(FileError, match=r"next_observations: .* row 17, column 2 "):
+        read(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_two_spellings_of_one_field_are_refused(tmp_path, suffix):
     path, data = tmp_path / f"twice{suffix}", raw(20)
     for key, other in (("observations", "observation"), ("terminals", "terminated")):

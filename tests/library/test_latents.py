@@ -85,10 +85,19 @@ def test_an_encoder_that_changes_its_width_is_an_error_and_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "encoder", [3, lambda images: images.numpy(), lambda images: images[:, 0, 0], lambda images: images[None]]
+    "encoder",
+    [
+        3,
+        Projection,
+        torch.nn.Flatten,
+        lambda: Projection(),
+        lambda images: images.numpy(),
+        lambda images: images[:, 0, 0],
+        lambda images: images[None],
+    ],
 )
 def test_bad_encoders_are_refused(encoder: Any):
-    with pytest.raises((TypeError, ValueError), match="encoder"):
+    with pytest.raises((TypeError, ValueError), match=r"^encoder: "):
         LatentBuffer(RingBuffer(SPEC, 100, device="cpu"), encoder)
 
 
@@ -152,7 +161,7 @@ def test_an_encoder_that_loses_rows_is_an_error():
 def test_dict_observations_are_refused():
     spec = TransitionSpec.from_spaces(gym.spaces.Dict(a=IMAGES), gym.spaces.Discrete(2))
     with pytest.raises(TypeError, match="encoder"):
-        LatentBuffer(RingBuffer(spec, 10, device="cpu"), Projection())
+        LatentBuffer(RingBuffer(spec, 100, device="cpu"), Projection())
 
 
 def test_a_saved_run_of_another_version_starts_over(tmp_path: Any):

@@ -134,7 +134,7 @@ def test_a_buffer_takes_short_forms_and_one_seed(spec, numbered):
 
 
 def test_a_buffer_without_settings_has_the_defaults_of_the_device(spec):
-    buffer = SyntheticReplayBuffer(RingBuffer(spec, 10, device="cpu"), device="cpu")
+    buffer = SyntheticReplayBuffer(RingBuffer(spec, 100, device="cpu"), device="cpu")
     assert buffer.generator.config == GeneratorConfig.tiny()
     assert buffer.schedule == RetrainSchedule.tiny()
 
@@ -149,7 +149,7 @@ def test_a_buffer_refuses_bad_settings_by_name(spec):
 
 def test_options_take_short_forms_and_refuse_bad_ones_at_once(spec, numbered):
     options = SourceOptions(generator=QUICK, schedule=700, seed=3)
-    source = pickle.loads(pickle.dumps(options)).build(RingBuffer(spec, 10, device="cpu"), spec, "cpu")
+    source = pickle.loads(pickle.dumps(options)).build(RingBuffer(spec, 100, device="cpu"), spec, "cpu")
     assert source.generator.config == GeneratorConfig.of(QUICK)
     assert source.generator.seed == 3
     assert source.schedule == RetrainSchedule(every=700, rows=20_000, start=2_500)

@@ -78,6 +78,11 @@ def test_a_window_that_could_have_too_few_rows_is_refused():
         new_generator().fit(Stream(rows_of(300)), window=63)
 
 
+def test_a_window_for_rows_in_memory_is_refused():
+    with pytest.raises(ValueError, match="window: applies to a stream"):
+        new_generator().fit(rows_of(300), window=100)
+
+
 def test_windows_are_random_samples_that_together_are_the_stream():
     rows = rows_of(4_000)
     rows[:, 0] = torch.arange(4_000)

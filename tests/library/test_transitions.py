@@ -329,10 +329,10 @@ def test_nan_and_infinity_are_refused(field, bad):
         pack(spec, **({"actions": [0.0, 0.0, 0.0]} | {field: value}))
 
 
-def test_non_finite_rows_are_counted():
+def test_non_finite_rows_are_counted_and_the_first_is_told():
     observations = np.zeros((2, 4, 3))
-    observations[0, 1] = observations[1, 2, 0] = np.nan
-    with pytest.raises(ValueError, match=r"^observations: 2 of 8 rows are non-finite"):
+    observations[0, 1, 2] = observations[1, 2, 0] = np.nan
+    with pytest.raises(ValueError, match=r"^observations: 2 of 8 rows are non-finite .* first in row 1, column 2"):
         Transitions.from_arrays(
             spec_of(), observations, np.zeros((2, 4)), np.zeros((2, 4)), np.zeros((2, 4, 3)), np.zeros((2, 4))
         )

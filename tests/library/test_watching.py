@@ -29,6 +29,7 @@ from synther_replay import (
     Transitions,
     TransitionSpec,
 )
+from synther_replay.metrics import Thresholds
 from synther_replay.relevance.guide import GuidanceReport
 from synther_replay.watching import (
     PREFIX,
@@ -237,6 +238,8 @@ def test_a_comparison_that_fails_costs_its_values_only(monkeypatch: pytest.Monke
         ({"fidelity_rows": -1}, "fidelity_rows"),
         ({"most_share": 0}, "most_share"),
         ({"most_share": True}, "most_share"),
+        ({"thresholds": {"marginal": 0.9}}, "thresholds"),
+        ({"thresholds": Thresholds}, r"thresholds: .*pass an object: Thresholds\("),
         ({"verbose": "loud"}, "verbose"),
     ],
 )

@@ -122,6 +122,7 @@ def test_files_that_do_not_fit_together_are_refused_in_one_line(tmp_path, files,
         assert done.exit_code == 1
         assert done.stderr.count("\n") == 1
         assert arguments[1].name in done.stderr
+    assert "got spec (observations: shape (5,)), expected" in run(files["real"], wide).stderr
     assert run(files["real"], files["good"], "--env", "Reacher-v5").exit_code == 1
     assert run(files["real"], files["good"], "-o", "missing/page.html").exit_code == 1
     assert not list(Path().iterdir())

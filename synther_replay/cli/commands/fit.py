@@ -45,7 +45,7 @@ def fit(
     if model.is_dir():
         raise IsADirectoryError(f"{model}: is a folder and not replaced")
     check_is_other(model, located(source, exists=True)[0])
-    real = open_source(source, episode_steps, window, output)
+    real = open_source(source, episode_steps, window, config, output)
     fitted = fit_rows(real, config, place, seed, output)
     fitted.generator.save(model)
     figures = fitted.figures

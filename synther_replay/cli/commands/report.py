@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from synther_replay.cli import options
 from synther_replay.cli.output import Output
+from synther_replay.data.mismatch import differing
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.files.reading import FileError, TransitionFile, open_file
 from synther_replay.files.table import SPEC
@@ -97,7 +98,8 @@ def _read(file: TransitionFile, spec: TransitionSpec, most: int, output: Output)
     if not parts:
         raise FileError(f"{file.path}: observations: no transitions in {file.rows} rows")
     if not _same_fields(file.spec, spec):
-        raise FileError(f"{file.path}: expected the spec of the real rows, {spec.to_json()}, got {file.spec.to_json()}")
+        got, expected = differing(file.spec, spec, bounds=False)
+        raise FileError(f"{file.path}: got spec ({got}), expected that of the real rows ({expected})")
     return Transitions(spec, torch.cat(parts))
 
 

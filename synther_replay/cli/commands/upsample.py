@@ -64,7 +64,7 @@ def upsample(
         check_ray()
     given, _ = located(source, exists=True)
     target = Target.of(out, overwrite=overwrite, given=given, in_shards=shards is not None)
-    real = open_source(source, episode_steps, window, output)
+    real = open_source(source, episode_steps, window, config, output)
     if rows is None:
         assert times is not None
         rows = max(1, round(times * real.count))
