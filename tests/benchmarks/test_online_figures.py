@@ -431,17 +431,7 @@ def test_table_of_agents_has_returns_where_there_are_some_and_counts_failed_seed
         ["layernorm", "10%, `consistent`", "20 +- 14 (2)", "-"],
         ["layernorm", "none", "1 (1)", "-"],
     ]
-    write(
-        tmp_path,
-        "Hopper-v5",
-        "sac20-again",
-        [],
-        utd=20,
-        steps=40_000,
-        settings=settings,
-        curve=curve,
-        seeds=[0, 1, 2, 3],
-    )
+    write(tmp_path, "Hopper-v5", "sac20-again", [], utd=20, steps=40_000, **four)
     with pytest.raises(ValueError, match="one result of each agent"):
         agents_table.table(tmp_path)
 
