@@ -13,6 +13,7 @@ _OF_SUITE = "suite/{task}/*.json"
 _OF_SUBJECT = f"main/{{task}}/{SUBJECT}.json"
 _OF_MAIN = ("main/{task}/sac20.json", _OF_SUBJECT)
 _OF_AGENTS = "agents-100k/{task}/*.json"
+_BESIDE = "Beside other agents on seeds of their own, from `online/main` and `online/agents-100k`:"
 
 
 def sections(online: Path) -> dict[str, str]:
@@ -48,7 +49,7 @@ def sections(online: Path) -> dict[str, str]:
 def _suite(folder: Path) -> str:
     """The suite, and its agents beside others on the same tasks."""
     table, beside = suite.table(suite.read_suite(folder)), variants.table(folder, (_OF_SUBJECT, _OF_AGENTS))
-    return "\n\n".join((table, "Beside other agents, each on seeds of its own:", beside)) if table else ""
+    return "\n\n".join((table, _BESIDE, beside)) if table else ""
 
 
 def _section(title: str, text: str, table: str, group: str) -> str:
