@@ -395,7 +395,7 @@ class DiffusionGenerator:
             if not codec.statistics:
                 raise CheckpointError("state: a fitted generator must have codec statistics, got none")
             if outcomes is not None:
-                outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.feature_dim, device)
+                outcomes = OutcomeModel.from_state(outcomes, self.stack, codec.layout.feature_dim, device)
             if rare is not None:
                 kinds = 0 if outcomes is None else outcomes.shares.shape[1]
                 rare = RareOutcomes.from_state(rare, (self.stack, self.spec.dim, kinds), device)

@@ -12,13 +12,12 @@ Per column of a row:
 * A discrete value is encoded by its binary digits, see `categories`.
 * ``terminated`` (never `truncated`) stays 0 or 1 and is thresholded at 0.5 when decoding.
 * With `exact`, a column with few distinct values decodes to the nearest of them, see `levels`, and a discrete one to a
-  value that the data have; and rewards of
-  terminated rows are shifted and scaled to the distribution of the others. `restore_terminal_rewards` undoes that once
-  `terminated` is known, so a bonus at the end of an episode always goes with the end. Values that many rows of an
-  observation or reward have exactly come back exactly, see `atoms`.
+  value that the data have. Rewards of terminated rows are shifted and scaled to the distribution of the others.
+  `restore_terminal_rewards` undoes that once `terminated` is known, so a bonus at the end of an episode always goes
+  with the end. Values that many rows of an observation or reward have exactly come back exactly, see `atoms`.
 
 Columns that are constant in the data decode to exactly that constant. Statistics are per model of a stack. Rows are
-processed in blocks, so that memory stays bounded by rows and codes.
+processed in blocks, so that memory stays bounded by rows and codes. Which column has which code is in `code_layout`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from synther_replay.common.stacks import take_rows
 from synther_replay.data.atoms import MAX_ATOMS, close_gaps, find_atoms, gap_widths, open_gaps
-from synther_replay.data.categories import Categories
+from synther_replay.data.code_layout import CodeLayout
 from synther_replay.data.levels import MAX_LEVELS, find_levels, nearest_level
-from synther_replay.data.squashing import squash, unsquashed
 from synther_replay.data.standardisation import STATISTICS as STANDARDISATION
 from synther_replay.data.standardisation import Standardisation, plausible_range
 from synther_replay.data.terminal_rewards import find_shift, no_shift, restored, shifted
@@ -49,7 +46,6 @@ _PILE_DISTANCE = 0.5  # ... which is moved outwards by this many standard deviat
 # Unclipped floating-point values hardly ever repeat.
 _LIMIT_ROWS = 10
 _LIMIT_SHARE = 0.001
-_WIDEST = 1e4  # wider action ranges are not treated as the output of a tanh
 _BLOCK = 65_536  # rows encoded at once, over all models
 _LARGEST_RAW_REWARD = 3.0  # standard deviation up to which rewards can stay un-normalised; the model's data has 1
 _STATISTICS = (*STANDARDISATION, "clip_low", "clip_high", "push_low", "push_high", "constant")
@@ -83,32 +79,8 @@ class TransitionCodec:
         self.normalise_rewards = normalise_rewards
         self.find_limits = find_limits
         self.exact = exact
-        plain: list[int] = []
-        ordinal: list[bool] = []
-        categories: list[tuple[int, float, float]] = []  # column, lowest value, highest value
-        for leaf, columns in (placed for field in spec.fields for placed in field.leaf_columns()):
-            for column, low, high in zip(range(columns.start, columns.stop), leaf.low, leaf.high, strict=True):
-                if leaf.kind == "category":
-                    categories.append((column, low, high))
-                elif leaf.kind != "flag":
-                    plain.append(column)
-                    ordinal.append(leaf.kind == "ordinal")
-        self._plain = torch.tensor(plain, dtype=torch.long, device="cpu")
-        self._ordinal = torch.tensor(ordinal, dtype=torch.bool, device="cpu")
-        self._low, self._high = (bound[self._plain] for bound in _column_bounds(spec))
-        self._is_action = (self._plain >= spec.actions.start) & (self._plain < spec.actions.stop)
-        width = self._high.double() - self._low.double()
-        squashed = self._is_action & (width > 0) & (width <= _WIDEST) & ~self._ordinal & unsquash_actions
-        self._squashed = squashed.nonzero().flatten()
-        self._categories = Categories(categories)
-        digits = self._categories.columns[self._categories.owners].tolist()
-        self.code_dim = len(plain) + len(digits) + 1
-        self._reward = plain.index(spec.rewards.start)
-        coded = [*plain, *digits, spec.terminated.start]
-        self._coded = torch.tensor(coded, dtype=torch.long, device="cpu")  # the column of each code
-        self._feature_columns = torch.tensor(
-            [code for code in range(len(coded) - 1) if code != self._reward], dtype=torch.long, device="cpu"
-        )
+        self.layout = CodeLayout(spec, unsquash_actions=unsquash_actions)
+        self.code_dim = self.layout.dim
         self.statistics: dict[str, Tensor] = {}
         self._level_columns: list[int] = []  # see `_index_columns`
         self._outlying, self._pushed, self._opened = torch.empty(3, 0, dtype=torch.long, device="cpu")
@@ -126,14 +98,14 @@ class TransitionCodec:
         self._index_columns()
         some = rows[:, _sample_of(rows.shape[1], rows.device)]
         if self.exact:
-            self.statistics["levels"] = find_levels(rows, self._plain)
+            self.statistics["levels"] = find_levels(rows, self.layout.plain)
             self._index_columns()
-            if self._reward not in self._level_columns:
-                self.statistics["terminal"] = find_shift(*self._rewards(rows))
+            if self.layout.reward not in self._level_columns:
+                self.statistics["terminal"] = find_shift(*self.layout.outcomes(rows))
             self.statistics |= self._atom_statistics(self._plain_values(some))
             self._index_columns()
             if extremes is None:  # else the rows are a sample, which may lack rare categories
-                self.statistics["present"] = self._categories.present(len(rows), self._blocks(rows))
+                self.statistics["present"] = self.layout.categories.present(len(rows), self._blocks(rows))
 
         seen, digits_seen = self._ranges(*((rows,) if extremes is None else (rows, extremes)))
         sample = self._plain_values(some)
@@ -147,7 +119,7 @@ class TransitionCodec:
             pile = reaches(sample, clip).float().mean(1, keepdim=True) >= _PILE_SHARE
             if self.find_limits:
                 limit = (sample == seen[side]).sum(1, keepdim=True) >= max(_LIMIT_ROWS, _LIMIT_SHARE * sample.shape[1])
-                limit &= ~(self._is_action | self._ordinal)  # actions have bounds, integers repeat anyway
+                limit &= ~(self.layout.is_action | self.layout.ordinal)  # actions have bounds, integers repeat anyway
                 clip, pile = torch.where(limit, seen[side], clip), pile | limit
             s[f"clip_{name}"], s[f"push_{name}"] = clip, torch.where(pile, _PILE_DISTANCE * s["scale"], 0.0)
         self._index_columns()
@@ -157,16 +129,16 @@ class TransitionCodec:
     @property
     def reward_levels(self) -> Tensor | None:
         """Levels of the reward, ``(M, MAX_LEVELS)``, padded with NaN; None if rewards have many values."""
-        return self.statistics["levels"][..., self._reward] if self._reward in self._level_columns else None
+        return self.statistics["levels"][..., self.layout.reward] if self.layout.reward in self._level_columns else None
 
     @property
     def continuous(self) -> Tensor:
         """Which columns of rows have no levels, atoms, limits or constants, bool ``(dim,)``."""
-        s = self.statistics
-        special = s["levels"][:, :1].isfinite() | s["atoms"][:, :1].isfinite() | self._ordinal
-        special = special | (s["push_low"] > 0) | (s["push_high"] > 0) | ~s["constant"][..., : len(self._plain)].isnan()
-        is_free = torch.zeros(self.spec.dim, dtype=torch.bool, device=self._plain.device)
-        is_free[self._plain] = ~special.any(0).flatten()
+        s, plain = self.statistics, self.layout.plain
+        special = s["levels"][:, :1].isfinite() | s["atoms"][:, :1].isfinite() | self.layout.ordinal
+        special = special | (s["push_low"] > 0) | (s["push_high"] > 0) | ~s["constant"][..., : len(plain)].isnan()
+        is_free = torch.zeros(self.spec.dim, dtype=torch.bool, device=plain.device)
+        is_free[plain] = ~special.any(0).flatten()
         return is_free
 
     @property
@@ -175,21 +147,10 @@ class TransitionCodec:
         is_free = self.continuous
         return (is_free[self.spec.observations] & is_free[self.spec.next_observations]).nonzero().flatten()
 
-    def codes_of(self, *parts: slice) -> Tensor:
-        """Numbers of the codes of some columns of rows, in the order of the codes."""
-        wanted = torch.zeros(self.spec.dim, dtype=torch.bool, device=self._coded.device)
-        for columns in parts:
-            wanted[columns] = True
-        return wanted[self._coded].nonzero().flatten()
-
-    def plain_codes(self, columns: Tensor) -> Tensor:
-        """Number of the code of each of some continuous or ordinal columns of rows."""
-        return torch.searchsorted(self._plain, columns)
-
     @property
     def observations_with_atoms(self) -> Tensor:
         """Columns of rows with atoms among observations and next observations, ``(a,)``."""
-        columns, spec = self._plain[self._opened], self.spec
+        columns, spec = self.layout.plain[self._opened], self.spec
         inside = [
             (columns >= part.start) & (columns < part.stop) for part in (spec.observations, spec.next_observations)
         ]
@@ -197,7 +158,7 @@ class TransitionCodec:
 
     def widths_of_gaps(self, columns: Tensor) -> Tensor:
         """Widths of the gaps of columns ``(a,)`` of rows, ``(M, a)``."""
-        return self.statistics["gap"][:, 0, self.plain_codes(columns)]
+        return self.statistics["gap"][:, 0, self.layout.plain_codes(columns)]
 
     @property
     def is_discrete(self) -> bool:
@@ -211,15 +172,6 @@ class TransitionCodec:
             self._encode_into(out, block)
         return codes
 
-    @property
-    def feature_dim(self) -> int:
-        """Number of codes that `features` returns."""
-        return len(self._feature_columns)
-
-    def features(self, codes: Tensor) -> Tensor:
-        """Return the codes of all columns but reward and `terminated`, ``(M, n, feature_dim)``."""
-        return codes[..., self._feature_columns]
-
     def decode(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Decode codes ``(M, n, code_dim)`` to rows ``(M, n, dim)`` and a mask of finite rows, bool ``(M, n)``."""
         rows, finite = self.decode_open(codes)
@@ -231,41 +183,41 @@ class TransitionCodec:
         constant = s["constant"]
         codes = torch.where(constant.isnan(), codes, constant)
         finite = torch.isfinite(codes).all(-1)
-        plain_end, digits_end = len(self._plain), self.code_dim - 1
+        plain_end, digits_end = len(self.layout.plain), self.code_dim - 1
         rows = codes.new_empty((*codes.shape[:-1], self.spec.dim))
         plain = Standardisation.from_statistics(s).to_values(codes[..., :plain_end])
-        plain = torch.where(self._ordinal, plain.round(), plain)
+        plain = torch.where(self.layout.ordinal, plain.round(), plain)
         plain = plain.clamp(s["clip_low"], s["clip_high"])
         finite &= torch.isfinite(plain).all(-1)
-        plain = squash(plain, self._squashed, self._low, self._high)
+        plain = self.layout.squash(plain)
         for column in self._level_columns:
             levels = s["levels"][..., column]
             plain[..., column] = levels.gather(1, nearest_level(plain[..., column], levels))
-        rows[..., self._plain] = plain
-        if len(self._categories.columns):
+        rows[..., self.layout.plain] = plain
+        if len(self.layout.categories.columns):
             present = s["present"] if self.exact else None
-            values = self._categories.decode(codes[..., plain_end:digits_end], present)
-            rows[..., self._categories.columns] = values
+            values = self.layout.categories.decode(codes[..., plain_end:digits_end], present)
+            rows[..., self.layout.categories.columns] = values
         rows[..., self.spec.terminated] = (codes[..., digits_end:] > 0.5).float()
         return rows, finite
 
     def close_gaps(self, rows: Tensor) -> Tensor:
         """Close the gaps at atoms in rows ``(M, n, dim)``, in place, and return them."""
         if len(self._opened):
-            columns = self._plain[self._opened]
+            columns = self.layout.plain[self._opened]
             rows[..., columns] = close_gaps(rows[..., columns], *self._gaps()).clamp(*self._limits)
         return rows
 
     def open_gaps(self, rows: Tensor) -> Tensor:
         """Inverse of `close_gaps`."""
         if len(self._opened):
-            columns = self._plain[self._opened]
+            columns = self.layout.plain[self._opened]
             rows[..., columns] = open_gaps(rows[..., columns], *self._gaps())
         return rows
 
     def restore_terminal_rewards(self, rows: Tensor) -> None:
         """Undo the shift of rewards in terminated rows ``(M, n, dim)``, in place."""
-        rows[..., self.spec.rewards.start] = restored(*self._rewards(rows), self.statistics["terminal"])
+        rows[..., self.spec.rewards.start] = restored(*self.layout.outcomes(rows), self.statistics["terminal"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the statistics."""
@@ -280,13 +232,13 @@ class TransitionCodec:
             raise CheckpointError(f"state: expected the statistics {names}, got {tuple(state)}")
         shapes = {
             "constant": (1, self.code_dim),
-            "levels": (MAX_LEVELS, len(self._plain)),
-            "atoms": (MAX_ATOMS, len(self._plain)),
+            "levels": (MAX_LEVELS, len(self.layout.plain)),
+            "atoms": (MAX_ATOMS, len(self.layout.plain)),
             "terminal": (1, 4),
-            "present": (len(self._categories.columns), self._categories.remembered),
+            "present": (len(self.layout.categories.columns), self.layout.categories.remembered),
         }
         for name, tensor in state.items():
-            expected = shapes.get(name, (1, len(self._plain)))
+            expected = shapes.get(name, (1, len(self.layout.plain)))
             if tensor.ndim != 3 or tensor.shape[1:] != expected:
                 raise CheckpointError(f"state: {name}: got shape {tuple(tensor.shape)}, expected (stack, *{expected})")
         self.statistics = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
@@ -296,14 +248,14 @@ class TransitionCodec:
 
     def _inexact(self, stack: int) -> dict[str, Tensor]:
         """Statistics of columns without levels and atoms, and of rewards that terminated rows do not shift."""
-        columns = len(self._plain)
-        kind: dict[str, Any] = {"dtype": torch.float32, "device": self._plain.device}
+        columns = len(self.layout.plain)
+        kind: dict[str, Any] = {"dtype": torch.float32, "device": self.layout.plain.device}
         return {
             "levels": torch.full((stack, MAX_LEVELS, columns), torch.nan, **kind),
-            "terminal": no_shift(stack, self._plain.device),
+            "terminal": no_shift(stack, self.layout.plain.device),
             "atoms": torch.full((stack, MAX_ATOMS, columns), torch.inf, **kind),
             "gap": torch.zeros(stack, 1, columns, **kind),
-            "present": self._categories.all_present(stack),
+            "present": self.layout.categories.all_present(stack),
         }
 
     def _index_columns(self) -> None:
@@ -316,7 +268,7 @@ class TransitionCodec:
                 s["clip_high"] > s["high"] * s["scale"] + s["mean"]
             )
             piled = (s["push_low"] > 0) | (s["push_high"] > 0)
-            beyond |= self._is_action  # their bounds are no limits of the data
+            beyond |= self.layout.is_action  # their bounds are no limits of the data
             self._outlying, self._pushed = (mask.any(0).flatten().nonzero().flatten() for mask in (beyond, piled))
             self._limits = self._limits_of_opened()
 
@@ -329,16 +281,9 @@ class TransitionCodec:
 
     def _plain_values(self, rows: Tensor) -> Tensor:
         """Values of the plain columns before standardisation, ``(M, n, columns)``, a copy."""
-        plain = self._unsquashed(rows[..., self._plain])
-        plain[..., self._reward] = shifted(*self._rewards(rows), self.statistics["terminal"])
+        plain = self.layout.unsquashed(rows[..., self.layout.plain])
+        plain[..., self.layout.reward] = shifted(*self.layout.outcomes(rows), self.statistics["terminal"])
         return self._with_gaps(plain)
-
-    def _unsquashed(self, plain: Tensor) -> Tensor:
-        return unsquashed(plain, self._squashed, self._low, self._high)
-
-    def _rewards(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rewards and termination flags, ``(M, n)`` each."""
-        return rows[..., self.spec.rewards.start], rows[..., self.spec.terminated.start] > 0.5
 
     def _gaps(self) -> tuple[Tensor, Tensor]:
         """Atoms and widths of the gaps of the columns that have some."""
@@ -349,8 +294,8 @@ class TransitionCodec:
 
         A value at a bound, moved by the width of a gap and back, may be rounded beyond it.
         """
-        found = []
-        for name, bound, nothing in (("clip_low", self._low, -torch.inf), ("clip_high", self._high, torch.inf)):
+        found, low, high = [], self.layout.low, self.layout.high
+        for name, bound, nothing in (("clip_low", low, -torch.inf), ("clip_high", high, torch.inf)):
             clip = self.statistics[name][..., self._opened]
             opened = self._with_gaps(bound.expand(len(clip), 1, -1).clone())[..., self._opened]
             found.append(torch.where(clip == opened, bound[self._opened], nothing))
@@ -366,7 +311,7 @@ class TransitionCodec:
         """Atoms of observations and rewards that have no levels, and the widths of their gaps."""
         atoms = find_atoms(sample)
         few = self.statistics["levels"][:, :1].isfinite()
-        atoms = torch.where(few | self._is_action | self._ordinal, torch.inf, atoms)
+        atoms = torch.where(few | self.layout.is_action | self.layout.ordinal, torch.inf, atoms)
         return {"atoms": atoms, "gap": gap_widths(sample, atoms)}
 
     def _standardised(self, plain: Tensor) -> Tensor:
@@ -381,14 +326,10 @@ class TransitionCodec:
             plain[..., columns] += high * s["push_high"][..., columns] - low * s["push_low"][..., columns]
         return Standardisation.from_statistics(s).to_codes(plain, self._outlying)
 
-    def _digits(self, rows: Tensor) -> Tensor:
-        """Codes of categories and of the termination flag, ``(M, n, digits + 1)``."""
-        return torch.cat((self._categories.encode(rows), rows[..., self.spec.terminated]), dim=-1)
-
     def _encode_into(self, codes: Tensor, rows: Tensor) -> None:
-        plain_end = len(self._plain)
+        plain_end = len(self.layout.plain)
         codes[..., :plain_end] = self._standardised(self._plain_values(rows))
-        codes[..., plain_end:] = self._digits(rows)
+        codes[..., plain_end:] = self.layout.digits(rows)
 
     def _ranges(self, *parts: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Smallest and largest value of plain columns, and of the other codes, ``(M, 1, columns)`` each."""
@@ -402,7 +343,8 @@ class TransitionCodec:
         A plain value grows with that of the row, so only the ends of each column are mapped. The shift of a reward
         depends on the rest of its row: rewards are shifted first, and then count as those of rows that go on.
         """
-        rewards, digits = shifted(*self._rewards(rows), self.statistics["terminal"])[..., None], self._digits(rows)
+        rewards = shifted(*self.layout.outcomes(rows), self.statistics["terminal"])[..., None]
+        digits = self.layout.digits(rows)
         values, rewards, digits = (
             torch.cat((part.amin(1, True), part.amax(1, True)), 1) for part in (rows, rewards, digits)
         )
@@ -416,15 +358,16 @@ class TransitionCodec:
         not exceed theirs. Without a bound, values are clipped to the observed or plausible range.
         """
         outermost = (torch.minimum, torch.maximum)[side]
-        bound = self._unsquashed((self._low, self._high)[side]).expand_as(seen).clone()
+        bound = self.layout.unsquashed((self.layout.low, self.layout.high)[side]).expand_as(seen).clone()
         bound = self._with_gaps(bound)
-        bound = torch.where(self._is_action, bound, outermost(bound, seen))
+        bound = torch.where(self.layout.is_action, bound, outermost(bound, seen))
         return torch.where(bound.isfinite(), bound, outermost(seen, torch.where(plausible.isfinite(), plausible, seen)))
 
     def _with_raw_rewards(self, standardisation: Standardisation) -> Standardisation:
         """Undo the standardisation of the reward, unless rewards are too large for the model."""
+        reward = self.layout.reward
         mean, scale, low, high = (part.clone() for part in vars(standardisation).values())
-        deviation = float(scale[..., self._reward].max())
+        deviation = float(scale[..., reward].max())
         if deviation > _LARGEST_RAW_REWARD:
             warnings.warn(
                 f"normalise_rewards=False: rewards have a standard deviation of {deviation:.3g}, but the model handles "
@@ -434,15 +377,15 @@ class TransitionCodec:
             )
             return standardisation
         for limit in (low, high):
-            limit[..., self._reward] = limit[..., self._reward] * scale[..., self._reward] + mean[..., self._reward]
-        mean[..., self._reward], scale[..., self._reward] = 0.0, 1.0
+            limit[..., reward] = limit[..., reward] * scale[..., reward] + mean[..., reward]
+        mean[..., reward], scale[..., reward] = 0.0, 1.0
         return Standardisation(mean, scale, low, high)
 
     def _move_to(self, device: torch.device) -> None:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
-        self._categories.move_to(device)
+        self.layout.move_to(device)
 
 
 def _sample_of(rows: int, device: torch.device) -> slice | Tensor:
@@ -454,13 +397,3 @@ def _sample_of(rows: int, device: torch.device) -> slice | Tensor:
         return slice(None)
     rng = torch.Generator().manual_seed(0)
     return torch.randint(rows, (_BLOCK,), generator=rng, device="cpu").to(device)
-
-
-def _column_bounds(spec: TransitionSpec) -> tuple[Tensor, Tensor]:
-    """Bounds of each column in float32, rounded inwards so that they never exceed the bounds of the space."""
-    low, high = spec.bounds()
-    with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite, then the largest float32
-        low32, high32 = low.astype(np.float32), high.astype(np.float32)
-    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
-    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
-    return torch.from_numpy(low32), torch.from_numpy(high32)

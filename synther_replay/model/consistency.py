@@ -45,10 +45,10 @@ class Columns(NamedTuple):
         """Choose them for a fitted codec."""
         spec, values = codec.spec, codec.continuous_observations
         return cls(
-            codec.codes_of(spec.observations, spec.actions),
-            codec.plain_codes(values + spec.observations.start),
-            codec.plain_codes(values + spec.next_observations.start),
-            codec.codes_of(spec.rewards)[codec.continuous[spec.rewards]],
+            codec.layout.codes_of(spec.observations, spec.actions),
+            codec.layout.plain_codes(values + spec.observations.start),
+            codec.layout.plain_codes(values + spec.next_observations.start),
+            codec.layout.codes_of(spec.rewards)[codec.continuous[spec.rewards]],
         )
 
     def shapes(self, width: int) -> tuple[Shape, Shape]:

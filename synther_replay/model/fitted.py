@@ -161,7 +161,7 @@ class FittedModel:
             with torch.autocast(rows.device.type, enabled=False):
                 number = self.outcomes.assign(
                     rows,
-                    lambda block: codec.features(codec.encode(block)),
+                    lambda block: codec.layout.features(codec.encode(block)),
                     (codec.spec.rewards.start, codec.spec.terminated.start),
                     derive_seed(draws.seed, Stream.OUTCOMES, draws.count),
                     match_shares=not is_guided,

@@ -309,7 +309,7 @@ class FitJob:
             seed=derive_seed(self.draws.seed, Stream.OUTCOME_FIT, training["fits"]),
             steps=max(min(STEPS, steps // few), steps // many, 1),
             previous=None if self._previous is None else self._previous.outcomes,
-            features=data.codec.features,
+            features=data.codec.layout.features,
         )
 
 

@@ -365,13 +365,13 @@ def test_features_are_all_codes_but_reward_and_termination():
     spec = spec_of(spaces.Tuple((spaces.Discrete(5), BOX)), spaces.Tuple((BOX, spaces.MultiBinary(2))))
     rows = random_rows(spec)
     codec = fitted(spec, rows)
-    happened = codec.features(codec.encode(rows))
+    happened = codec.layout.features(codec.encode(rows))
     assert happened.shape[-1] == codec.code_dim - 2
     for column in range(spec.dim):
         changed = rows.clone()
         changed[..., column] = changed[..., column].flip(1)
         consequence = column in (spec.rewards.start, spec.terminated.start)
-        assert torch.equal(codec.features(codec.encode(changed)), happened) == consequence
+        assert torch.equal(codec.layout.features(codec.encode(changed)), happened) == consequence
 
 
 def test_termination_is_coded_as_it_is():
@@ -660,7 +660,7 @@ def test_values_that_the_data_lack_become_the_nearest_ones_that_they_have(start)
     codes = torch.randn(2, 400, codec.code_dim)
     decoded = codec.decode(codes)[0]
     found = [decoded[model, :, columns[0]] - start for model in (0, 1)]
-    digits = codes[:, :, codec.codes_of(slice(columns[0], columns[0] + 1))]
+    digits = codes[:, :, codec.layout.codes_of(slice(columns[0], columns[0] + 1))]
     for model, values in enumerate(([0, 4], [1, 2, 3])):
         patterns = torch.tensor([[value >> place & 1 for place in range(3)] for value in values]) * 2.0 - 1
         nearest = torch.cdist(digits[model], patterns).argmin(1)
@@ -922,7 +922,7 @@ def test_spaces_of_one_value_leave_no_features():
     spec = spec_of(spaces.Discrete(1), spaces.Discrete(1))
     rows = random_rows(spec, 50)
     codec = fitted(spec, rows)
-    assert codec.features(codec.encode(rows)).shape == (1, 50, 0)
+    assert codec.layout.features(codec.encode(rows)).shape == (1, 50, 0)
 
 
 # --- rewards of terminated rows ---------------------------------------------------------------------------------------

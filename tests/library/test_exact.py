@@ -360,7 +360,7 @@ def test_outcomes_are_predicted_from_the_decoded_rows(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(outcomes_module, "copies_to_match", lambda *_: (torch.empty(0, dtype=torch.long),) * 2)
     rows = generator.sample(50).rows[None]
-    assert torch.equal(torch.cat(told_by, 1), generator.model.codec.features(generator.model.codec.encode(rows)))
+    assert torch.equal(torch.cat(told_by, 1), generator.model.codec.layout.features(generator.model.codec.encode(rows)))
 
 
 def test_rows_that_are_drawn_again_have_outcomes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
