@@ -61,6 +61,14 @@ def check_call(expected: str, function: Any, *arguments: Any, **named: Any) -> N
         raise TypeError(f"{expected}; {function!r} does not take that: {error}") from error
 
 
+def names_argument(function: Any, name: str) -> bool:
+    """Whether the signature of a function has an argument of this name, and not only ``**options`` that take any."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # one that is not written in Python
+        return False
+
+
 def check_function(expected: str, function: Any, *arguments: Any) -> None:
     """Like `check_call`; a class is refused, too, because a call would make an object of the arguments."""
     if isinstance(function, type):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from synther_replay.common.checks import check_call, check_hook, received, resolve_device, whole_number
+from synther_replay.common.checks import check_call, check_hook, names_argument, received, resolve_device, whole_number
 from synther_replay.common.locking import Lock
 from synther_replay.common.notices import Notices
 from synther_replay.common.seeding import Stream, derive_seed
@@ -438,7 +438,8 @@ def _check_maker(make: Any) -> None:
     """Raise TypeError unless a generator can be made by ``make(device=...)``, as far as can be told before the call."""
     expected = "generator: expected an object with fit and sample, or a function that makes one on a given device"
     owner = make if isinstance(make, type) else getattr(make, "__self__", None)
-    if isinstance(owner, type) and not (hasattr(owner, "fit") and hasattr(owner, "sample")):
+    makes_own = isinstance(owner, type) and not (hasattr(owner, "fit") and hasattr(owner, "sample"))
+    if makes_own and not names_argument(make, "device"):
         raise TypeError(f"{expected}, {received(make)}")  # it makes something else, such as settings
     check_call(expected, make, device=None)
 

@@ -1020,6 +1020,29 @@ def test_a_function_that_makes_no_generator_is_refused(make, spec):
         make(lambda device: 7, spec=spec).generator  # noqa: B018
 
 
+@pytest.mark.parametrize("kind", ["class", "class method", "class method of a factory", "any options"])
+def test_whatever_makes_a_generator_on_a_device_is_taken(make, spec, fake, kind):
+    class Wrapper:  # has what the wrapped one has, and its class has none of it
+        def __init__(self, device):
+            self.device = device
+
+        def __getattr__(self, name):
+            return getattr(fake, name)
+
+        @classmethod
+        def on(cls, device):
+            return cls(device)
+
+    class Factory:
+        @classmethod
+        def make(cls, device):
+            return fake
+
+    makers = {"class": Wrapper, "class method": Wrapper.on, "class method of a factory": Factory.make}
+    buffer = make(makers.get(kind, lambda **options: Wrapper(**options)), spec=spec)
+    assert buffer.generator.fit == fake.fit
+
+
 # --- the age of the synthetic rows ------------------------------------------------------------------------------------
 
 
