@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class SynthERReplayBuffer(AdjustableOptions, Forwarding):
         *,
         action_spec: Any = None,
         observation_spec: Any = None,
-        observation_keys: Key | Sequence[Key] = "observation",
+        observation_keys: Key | Iterable[Key] = "observation",
         action_key: Key = "action",
         reward_key: Key = "reward",
         terminated_key: Key = "terminated",

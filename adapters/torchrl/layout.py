@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,9 @@ class TransitionKeys:
     terminated: Key
 
     @classmethod
-    def of(cls, observations: Key | Sequence[Key], action: Key, reward: Key, terminated: Key) -> TransitionKeys:
+    def of(cls, observations: Key | Iterable[Key], action: Key, reward: Key, terminated: Key) -> TransitionKeys:
         """Make the keys from user input: one key or a list of keys for the observations."""
-        if not isinstance(observations, str | Sequence):
+        if not isinstance(observations, Iterable):
             raise TypeError(f"observation_keys: expected a key or several, {received(observations)}")
         listed = [observations] if isinstance(observations, str | tuple) else list(observations)
         if not listed:

@@ -1149,7 +1149,8 @@ def test_entries_may_have_other_names(wrap, renamed, options):
         assert torch.equal(batch[key][real], expected[rewards[real].flatten().long()])
 
 
-def test_several_observations(make_generator):
+@pytest.mark.parametrize("kind", [list, dict.fromkeys, lambda keys: dict.fromkeys(keys).keys()])
+def test_several_observations(make_generator, kind):
     observations = {"position": spaces.Box(-INFINITY, INFINITY, (2,)), "speed": spaces.Box(-INFINITY, INFINITY, (1,))}
     generator = make_generator(TransitionSpec.from_spaces(spaces.Dict(observations), spaces.Box(-1, 1, (1,))))
     data = numbered(20)
@@ -1159,7 +1160,7 @@ def test_several_observations(make_generator):
     buffer = SynthERReplayBuffer(
         tensor_buffer(),
         action_spec=ACTION,
-        observation_keys=["position", "speed"],
+        observation_keys=kind(["position", "speed"]),
         generator=generator,
         schedule=RetrainSchedule(every=10, rows=40, start=10),
     )
