@@ -85,7 +85,7 @@ class SourceOptions:
         object.__setattr__(self, "relevance", guidance)
         whole_number("synthetic_capacity", self.synthetic_capacity)
         in_background = is_background(self.refit)
-        if self.real_ratio < 1.0 and isinstance(self.generator, Generator):
+        if isinstance(self.generator, Generator):
             guide = None if guidance is None else Guide(guidance, seed=0)
             check_generator(self.generator, guide, in_background=in_background)
         checked_lag(self.lag, self.refit)

@@ -51,6 +51,23 @@ def test_torchrl_refuses_what_the_first_rows_would_tell(options: dict[str, Any],
         torchrl_buffer(**options)
 
 
+class WithoutRows:
+    """Its `fit` takes no transitions."""
+
+    def fit(self) -> None:
+        """Nothing."""
+
+    def sample(self, n: int) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("real_ratio", [0.5, 1.0])  # the buffer of CORL may get less than 1 later
+def test_a_generator_that_cannot_be_fitted_is_refused_at_once(make: Callable[..., Any], real_ratio: float):
+    with pytest.raises(TypeError, match=r"generator: expected fit\(transitions\)"):
+        make(generator=WithoutRows(), schedule=SCHEDULE, real_ratio=real_ratio)
+
+
 def sb3(capacity: int, **options: Any) -> None:
     sb3_buffer(capacity, **options)
 
