@@ -13,7 +13,7 @@ _OF_SUITE = "suite/{task}/*.json"
 _OF_SUBJECT = f"main/{{task}}/{SUBJECT}.json"
 _OF_MAIN = ("main/{task}/sac20.json", _OF_SUBJECT)
 _OF_AGENTS = "agents-100k/{task}/*.json"
-_BESIDE = "Beside other agents on seeds of their own, from `online/main` and `online/agents-100k`:"
+_BESIDE = "Beside other agents, from `online/main` (on other seeds) and `online/agents-100k`:"
 
 
 def sections(online: Path) -> dict[str, str]:
