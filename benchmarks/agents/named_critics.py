@@ -76,6 +76,11 @@ def agent_in_words(options: Mapping[str, Any]) -> str:
     return ", ".join((name, *words, *(f"{option}={value}" for option, value in sorted(changes.items()))))
 
 
+def place_of(agent: str) -> int:
+    """Place in a table of an agent in words: that of its critic in `CRITICS`."""
+    return list(CRITICS).index(agent.partition(",")[0])
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=3)
     return f"did you mean {', '.join(near)}?" if near else f"expected one of {', '.join(known)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synther_replay.benchmarks.agents.named_critics import CRITICS
+from synther_replay.benchmarks.agents.named_critics import place_of
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.online.results import Run, read_run
 from synther_replay.benchmarks.online.tables import returns_cell
@@ -28,7 +28,7 @@ def table(folder: Path) -> str:
     tasks = sorted({task for own in found.values() for task in own})
     rows = [
         [*row, *(_cell(found[row][task]) if task in found[row] else None for task in tasks)]
-        for row in sorted(found, key=lambda row: (list(CRITICS).index(row[0].partition(",")[0]), row))
+        for row in sorted(found, key=lambda row: (place_of(row[0]), row))
     ]
     return markdown_table(("agent", "synthetic rows", *tasks), rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from synther_replay.benchmarks.agents.named_critics import CRITICS
+from synther_replay.benchmarks.agents.named_critics import place_of
 from synther_replay.benchmarks.common.formatting import markdown_table
 from synther_replay.benchmarks.environments.scores import SUITE
 from synther_replay.benchmarks.online.results import Run, read_run
@@ -36,7 +36,7 @@ def table(folder: Path, beside: Sequence[str] = ()) -> str:
             for run in _runs(folder.parent.glob(pattern.format(task=task))):
                 found.setdefault(variant(run), {}).setdefault(task, run)
     rows = []
-    for row in sorted(found, key=lambda row: (list(CRITICS).index(row[0].partition(",")[0]), row)):
+    for row in sorted(found, key=lambda row: (place_of(row[0]), row)):
         critic, updates, share, relevance, steps, seeds = row
         cells = [returns_cell(found[row][task].at(steps)) if task in found[row] else None for task in tasks]
         rows.append([critic, updates, f"{share:.0%}", relevance or None, f"{steps:,}", seeds, *cells])
