@@ -91,5 +91,5 @@ def _why_none(source: SyntheticSource) -> str:
     if source.pending_at is not None:
         return f"The rows of the first are taken after {source.pending_at:,} steps, {source.steps:,} were added"
     least, start = getattr(source.generator, "min_rows", 1), getattr(source.schedule, "start", None)
-    due = "The first was not due" if start is None else f"The first is due after {start:,} steps"
+    due = f"The first is due after {start:,} steps" if isinstance(start, int) else "The first was not due"
     return f"{due}, {source.steps:,} were added; it needs {least} real rows, of which there are {len(source.real):,}"

@@ -993,11 +993,19 @@ class Never:
         return False
 
 
+class Startable(Never):
+    """Its `start` is no number of steps."""
+
+    def start(self):
+        """Nothing."""
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"schedule": {"start": 10**6}}, "1,000,000 steps, 45 were added"),
         ({"schedule": Never()}, "not due, 45 were added"),
+        ({"schedule": Startable()}, "not due, 45 were added"),
         ({"schedule": {"start": 40}, "refit": "background", "lag": 100}, "rows of the first are taken after 140 steps"),
     ],
 )
