@@ -24,6 +24,7 @@ def spec_of(table: Table) -> TransitionSpec:
 
     Observations are unbounded. Actions have the range of the data, so that no generated one lies outside. Integers, one
     per row, are categories from 0 to the largest one found; not in observations if some are negative or beyond 1,023.
+    Actions that are true or false have two categories.
 
     Raises:
         ValueError: A field is missing, or its arrays are no observations or actions.
@@ -98,8 +99,10 @@ def _dict_space(nested: Mapping[str, Any]) -> spaces.Dict:
 
 def _leaf_space(
     key: str, column: Column, ranges: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> spaces.Box | spaces.Discrete:
+) -> spaces.Box | spaces.Discrete | spaces.MultiBinary:
     is_action, is_integer = root_of(key) == _ACTIONS, column.dtype.kind in "iu"
+    if is_action and column.dtype.kind == "b":
+        return spaces.MultiBinary(column.shape) if column.shape else spaces.Discrete(2)
     if _is_category(column):
         low, high = (int(limit.reshape(-1)[0]) for limit in ranges[key])
         if is_action and low < 0:

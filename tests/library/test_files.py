@@ -295,6 +295,21 @@ def test_an_observation_that_is_one_integer_is_a_category_if_it_can_be_one(tmp_p
     assert read(tmp_path / "places.npz").observations["place"].tolist() == values.tolist()
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("shape", "space"), [((), spaces.Discrete(2)), ((1,), spaces.MultiBinary((1,))), ((3,), spaces.MultiBinary((3,)))]
+)
+def test_actions_that_are_true_or_false_have_two_categories(tmp_path, suffix, shape, space):
+    actions = np.random.default_rng(0).random((20, *shape)) < 0.5
+    save(tmp_path / f"flags{suffix}", raw(20) | {"actions": actions})
+    file = open_file(tmp_path / f"flags{suffix}")
+    assert file.spec.action_space == space
+    found = file.read()
+    write(tmp_path / f"again{suffix}", found)
+    assert read(tmp_path / f"again{suffix}").spec == file.spec
+    assert set(found.actions.unique().tolist()) == {0, 1}
+
+
 def test_several_integers_as_an_action_stay_integers(tmp_path):
     data = raw(20) | {"actions": np.stack((np.arange(20) % 3 - 1, np.arange(20)), 1)}
     save(tmp_path / "integers.npz", data)
