@@ -99,7 +99,7 @@ def _dict_space(nested: Mapping[str, Any]) -> spaces.Dict:
 
 def _leaf_space(
     key: str, column: Column, ranges: Mapping[str, tuple[np.ndarray, np.ndarray]]
-) -> spaces.Box | spaces.Discrete | spaces.MultiBinary:
+) -> spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary:
     is_action, is_integer = root_of(key) == _ACTIONS, column.dtype.kind in "iu"
     if is_action and column.dtype.kind == "b":
         return spaces.MultiBinary(column.shape) if column.shape else spaces.Discrete(2)
@@ -108,7 +108,7 @@ def _leaf_space(
         if is_action and low < 0:
             raise ValueError(f"{key}: expected integers of at least 0, got {low}")
         if is_action or 0 <= low <= high < _MOST_CATEGORIES:
-            return spaces.Discrete(high + 1)
+            return spaces.MultiDiscrete([high + 1]) if column.shape else spaces.Discrete(high + 1)
     if is_action:
         smallest, largest = ranges[key]
         if is_integer and smallest.min() >= -_LARGEST_INTEGER and largest.max() <= _LARGEST_INTEGER:

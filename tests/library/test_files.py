@@ -310,6 +310,19 @@ def test_actions_that_are_true_or_false_have_two_categories(tmp_path, suffix, sh
     assert set(found.actions.unique().tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("shape", [(20,), (20, 1)])
+def test_categories_keep_the_shape_of_the_file(tmp_path, suffix, shape):
+    values = (np.arange(20) % 3).reshape(shape)
+    data = raw(20) | {"actions": values, "observations": values}
+    save(tmp_path / f"integers{suffix}", data)
+    found = read(tmp_path / f"integers{suffix}")
+    assert {leaf.kind for field in found.spec.fields[:2] for leaf in field.leaves} == {"category"}
+    assert found.actions.shape[1:] == found.observations.shape[1:] == shape[1:]
+    write(tmp_path / f"again{suffix}", found)
+    assert read(tmp_path / f"again{suffix}").actions.shape == found.actions.shape
+
+
 def test_several_integers_as_an_action_stay_integers(tmp_path):
     data = raw(20) | {"actions": np.stack((np.arange(20) % 3 - 1, np.arange(20)), 1)}
     save(tmp_path / "integers.npz", data)
