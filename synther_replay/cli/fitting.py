@@ -35,6 +35,7 @@ class Source:
     rows: Transitions | TransitionFile
     count: int
     window: int | None  # rows of a stream that are in memory at a time
+    not_modelled: list[str]  # arrays of the file that are no part of the transitions
 
     def digest(self) -> str:
         """Return a digest of rows and spec."""
@@ -54,15 +55,17 @@ def open_source(
         config.network(TransitionCodec(file.spec).code_dim)
     except ValueError as error:  # rows that are too long
         raise FileError(f"{file.path}: {error}") from error
+    if file.not_modelled:
+        output.note(f"{file.path.name}: not modelled: {', '.join(file.not_modelled)}")
     if file.rows > (window or max(1, WINDOW_VALUES // file.spec.dim)):
-        return Source(file, _enough(file, file.count()), window)
+        return Source(file, _enough(file, file.count()), window, file.not_modelled)
     with output.step(f"reading {file.path.name}", file.rows) as advance:
         parts = []
         for block in file.blocks():
             parts.append(block.rows)
             advance(len(block))
     count = _enough(file, sum(map(len, parts)))
-    return Source(Transitions(file.spec, torch.cat(parts)), count, None)
+    return Source(Transitions(file.spec, torch.cat(parts)), count, None, file.not_modelled)
 
 
 def _enough(file: TransitionFile, count: int) -> int:

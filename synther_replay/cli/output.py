@@ -66,6 +66,11 @@ class Output:
             progress.advance(task, 0)  # speed counts from here, so that the first block gives an estimate
             yield lambda rows: progress.advance(task, rows)
 
+    def note(self, text: str) -> None:
+        """Print a line on stderr; as JSON, the result tells it."""
+        if not self._as_json:
+            self._progress.print(" ".join(text.split()), highlight=False, markup=False, soft_wrap=True)
+
     def result(self, values: Mapping[str, Any], text: str | Table) -> None:
         """Print the result."""
         if self._as_json:

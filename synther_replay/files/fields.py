@@ -85,6 +85,15 @@ def names_of_fields(names: Iterable[str], extra: Collection[str]) -> dict[str, s
     return found
 
 
+def names_of_none(names: Iterable[str], found: Mapping[str, str]) -> list[str]:
+    """Return the names of arrays that belong to no field, sorted; those in a group as one.
+
+    >>> names_of_none(["actions", "infos/qpos", "infos/qvel"], {"actions": "actions"})
+    ['infos']
+    """
+    return sorted({root_of(name) for name in names} - {root_of(name) for name in found.values()})
+
+
 def root_of(key: str) -> str:
     """Return the field that an array belongs to."""
     return key.partition("/")[0]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from synther_replay.files.checks import check_count, check_expansion, needs
-from synther_replay.files.fields import names_of_fields, root_of, to_arrays, usual_name
+from synther_replay.files.fields import names_of_fields, names_of_none, root_of, to_arrays, usual_name
 from synther_replay.files.pairing import unpaired
 from synther_replay.files.table import SPEC, Arrays, Blocks, Column
 from synther_replay.persistence.atomic import replacing
@@ -39,6 +39,7 @@ _PIECE = 2**24  # bytes read at once for the checksum
 _MARK = b"synther_replay crc32 "  # with eight hexadecimal digits the end of an HDF5 file; also in its description
 _LARGEST_CHUNK = 2**20  # bytes of a chunk that is larger than its data set
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}  # others may load code from other libraries
+_NO_ROWS = "metadata"  # group of D4RL's files with the weights of a policy
 _MOST_ABOUT = 2**12  # bytes of an attribute; a longer spec is left out and inferred by readers
 
 
@@ -55,10 +56,11 @@ class HDF5Table:
             self.about = {key: _decoded(value) for key, value in file.attrs.items() if key != "checksum"}
             self.about.update(self.about.pop("about", {}))
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
-            roots = names_of_fields(file, extra).values()
-            found = {usual_name(path): path for key in roots for path in _data_sets(h5py, file, key)}
+            roots = names_of_fields(file, extra)
+            found = {usual_name(path): path for key in roots.values() for path in _data_sets(h5py, file, key)}
             self.columns = {key: _column(file[path]) for key, path in found.items()}
             shapes = {key: file[path].shape for key, path in found.items()}
+            self.unknown = [key for key in names_of_none(file, roots) if key != _NO_ROWS]
         self._places = found
         self.rows = next((shape[0] for shape in shapes.values()), 0)
         for key, shape in shapes.items():

@@ -45,6 +45,7 @@ class MinariTable:
         self.about = {key: metadata[key] for key in told if key in metadata}
         self.about |= {SPEC: spec.to_json(), **metadata.get(_OWN, {})}
         self.rows = int(self._data.total_steps)
+        self.unknown: list[str] = []
         self.columns = {
             key: Column(values.shape[1:], values.dtype) for key, values in to_arrays(_no_rows(spec)).items()
         }

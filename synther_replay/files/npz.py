@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from synther_replay.files.checks import check_count, check_expansion
-from synther_replay.files.fields import names_of_fields, to_arrays
+from synther_replay.files.fields import names_of_fields, names_of_none, to_arrays
 from synther_replay.files.table import SPEC, Arrays, Blocks, Column
 from synther_replay.persistence.atomic import replacing
 
@@ -38,7 +38,9 @@ class NPZTable:
             self.about = _comment(archive)
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
             members = {info.filename.removesuffix(".npy"): info.filename for info in archive.infolist()}
-            self._members = {key: members[name] for key, name in names_of_fields(members, extra).items()}
+            found = names_of_fields(members, extra)
+            self.unknown = names_of_none(members, found)
+            self._members = {key: members[name] for key, name in found.items()}
             check_expansion(sum(archive.getinfo(name).file_size for name in self._members.values()), path)
             headers = {key: _header(archive, name) for key, name in self._members.items()}
         self.columns = {key: Column(shape[1:], dtype) for key, (shape, _, dtype) in headers.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from synther_replay.files.checks import check_count, needs
-from synther_replay.files.fields import names_of_fields, to_arrays
+from synther_replay.files.fields import names_of_fields, names_of_none, to_arrays
 from synther_replay.files.table import SPEC, Arrays, Blocks, Column
 from synther_replay.persistence.atomic import replacing
 
@@ -32,6 +32,7 @@ class ParquetTable:
             self.about = _about(schema.metadata or {})
             extra = {name for name, _ in self.about.get(SPEC, {}).get("extra", ())}
             self._names = names_of_fields(schema.names, extra)
+            self.unknown = names_of_none(schema.names, self._names)
             first = next(file.iter_batches(1, columns=list(self._names.values())), None) if self.rows else None
         self.columns = {
             key: _column(key, schema.field(name).type, None if first is None else first.column(name))

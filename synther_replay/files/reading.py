@@ -64,6 +64,12 @@ class TransitionFile:
     _table: Table
     _episode_steps: int | None
 
+    @property
+    def not_modelled(self) -> list[str]:
+        """Names of arrays in the file that are no part of its transitions."""
+        flags = [TIMEOUTS] if TIMEOUTS in self._table.columns and not self.is_raw else []
+        return [*self._table.unknown, *flags]
+
     def blocks(self) -> Iterator[Transitions]:
         """Yield the transitions in blocks; memory is bounded by the size of a block.
 

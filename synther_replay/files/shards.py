@@ -42,6 +42,7 @@ class ShardedTable:
         self.rows = sum(table.rows for table in self._tables)
         self.columns: Mapping[str, Column] = first.columns
         self.about = first.about
+        self.unknown = first.unknown
 
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield blocks of rows."""

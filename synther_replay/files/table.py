@@ -48,6 +48,10 @@ class Table(Protocol):
     def about(self) -> Mapping[str, Any]:
         """What the file says about itself, as JSON values; `SPEC` holds the layout of the transitions."""
 
+    @property
+    def unknown(self) -> Sequence[str]:
+        """Names of arrays that belong to no field, as they are in the file."""
+
     def blocks(self, keys: Sequence[str], size: int) -> Generator[Arrays, None, None]:
         """Yield `size` rows of some arrays at a time; the last block may be shorter."""
 

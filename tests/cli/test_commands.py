@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from small_data import SETTINGS, arrays
+from small_data import SETTINGS, arrays, raw
 
 import synther_replay
 from synther_replay import DiffusionGenerator
@@ -106,6 +106,35 @@ def test_info_tells_sizes_rates_and_origin(tmp_path, data, synther, synther_json
     shown = synther("info", out)
     assert shown.returncode == 0
     assert "Parquet" in shown.stdout
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".npz", ".parquet"])
+def test_columns_that_are_not_modelled_are_named(tmp_path, synther, synther_json, suffix):
+    path = tmp_path / f"real{suffix}"
+    more = {"timeouts": np.zeros(200, bool), "extra": np.zeros(200)}
+    save(path, arrays() | more)
+    assert synther_json("info", path)["not_modelled"] == ["extra", "timeouts"]
+    assert "extra" in synther("info", path).stdout
+    out = tmp_path / "more.npz"
+    assert synther("upsample", path, out, "--rows", 10, *SETTINGS).stderr.count("extra, timeouts") == 1
+    told = synther_json("upsample", path, out, "--rows", 10, "--overwrite", *SETTINGS)
+    assert told["not_modelled"] == ["extra", "timeouts"]
+    assert synther_json("fit", path, tmp_path / "model", *SETTINGS)["not_modelled"] == ["extra", "timeouts"]
+    save(path, raw())  # pairing needs its timeouts
+    assert synther_json("info", path)["not_modelled"] == []
+
+
+def save(path, data):
+    """Write arrays as other programs do."""
+    if path.suffix == ".npz":
+        np.savez(path, **data)
+    elif path.suffix == ".parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({key: list(values) for key, values in data.items()}), path)
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            for key, values in data.items():
+                file[key] = values
 
 
 def test_bench_measures_and_recommends(synther_json):

@@ -49,8 +49,9 @@ def fit(
     fitted = fit_rows(real, config, place, seed, output)
     fitted.generator.save(model)
     figures = fitted.figures
+    values = {"input": source, "model": str(model), "real_rows": real.count, "not_modelled": real.not_modelled}
     output.result(
-        {"input": source, "model": str(model), "real_rows": real.count, "seed": seed, "device": str(place), **figures},
+        {**values, "seed": seed, "device": str(place), **figures},
         f"{model}: {figures['parameters']:,} parameters, fitted to {real.count:,} rows in {figures['steps']:,} steps "
         f"and {figures['seconds']:.1f} s (loss {figures['loss']:.4f})",
     )

@@ -77,6 +77,7 @@ def _of_data(path: str, episode_steps: int | None, output: Output) -> dict[str, 
         "observation_space": str(spec.observation_space),
         "action_space": str(spec.action_space),
         "extra_fields": list(spec.extra),
+        "not_modelled": file.not_modelled,
         "columns": spec.dim,
         "origin": {key: value for key, value in file.about.items() if key != SPEC},
     }

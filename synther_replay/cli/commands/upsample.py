@@ -85,7 +85,7 @@ def upsample(
         fitted = fit_rows(real, config, place, seed, output)
         generator, figures = fitted.generator, fitted.figures
         generator.save(work.model)
-    real_rows = real.count
+    real_rows, not_modelled = real.count, real.not_modelled
     del real  # the rows asked for may need the memory
     origin = {**origin_of(generator, source, seed), "real_rows": real_rows}
     if plan is None:
@@ -95,6 +95,7 @@ def upsample(
     values: dict[str, Any] = {
         "input": source,
         "real_rows": real_rows,
+        "not_modelled": not_modelled,
         "seed": seed,
         "device": str(place),
         "fit": figures,
