@@ -47,6 +47,15 @@ class Field:
             start += leaf.size
         return found
 
+    def lead(self, value: Any) -> tuple[int, ...] | None:
+        """Return the leading axes of values; None if they have not the shapes of the leaves."""
+        found: set[tuple[int, ...] | None] = set()
+        for leaf in self.leaves:
+            shape = tuple(as_tensor(pick(value, leaf.path, self.name), self.name + leaf.where, None).shape)
+            axes = len(shape) - len(leaf.shape)
+            found.add(shape[:axes] if axes >= 0 and shape[axes:] == leaf.shape else None)
+        return found.pop() if len(found) == 1 else None
+
     def pack(self, value: Any, lead: tuple[int, ...], device: torch.device | str | None) -> list[Tensor]:
         """Validate values with the leading axes `lead` and return their columns, one tensor per leaf.
 

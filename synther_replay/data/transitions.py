@@ -11,7 +11,7 @@ episode. It excludes time limits (`truncated`), after which the critic still boo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,8 @@ class Transitions:
         rewards = as_tensor(rewards, "rewards", device)
         lead = tuple(rewards.shape)
         terminated = as_tensor(terminated, "terminated", device)
+        if tuple(terminated.shape) != lead or lead[-1:] == (1,):
+            _check_lead(spec, observations, next_observations, {"rewards": rewards, "terminated": terminated})
         if tuple(terminated.shape) != lead:
             raise ValueError(f"rewards and terminated: expected equal shapes, got {lead} and {tuple(terminated.shape)}")
         values = (observations, actions, rewards, next_observations, terminated, *(extra[name] for name in spec.extra))
@@ -159,6 +161,16 @@ class Transitions:
         if not all_finite(self.rows):
             for field in self.spec.fields:
                 check_finite(self.rows[..., field.columns], field.name)
+
+
+def _check_lead(spec: TransitionSpec, observations: Any, following: Any, numbers: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for numbers that are not one per observation, such as ``(n, 1)`` in place of ``(n,)``."""
+    lead = spec.field("observations").lead(observations)
+    if lead is None or lead != spec.field("next_observations").lead(following):
+        return
+    for name, values in numbers.items():
+        if tuple(values.shape) != lead:
+            raise ValueError(f"{name}: expected shape {lead}, got {tuple(values.shape)}")
 
 
 def _on_device(spec: TransitionSpec, rows: Tensor, device: torch.device) -> Transitions:

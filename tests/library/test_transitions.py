@@ -291,12 +291,27 @@ def test_wrong_shape_is_refused(field, value, got):
 
 
 @pytest.mark.parametrize(
-    ("changes", "shapes"),
-    [({"terminated": [False, True]}, r"\(\) and \(2,\)"), ({"rewards": [1.0]}, r"\(1,\) and \(\)")],
+    ("changes", "message"),
+    [
+        ({"terminated": [False, True]}, r"^terminated: expected shape \(\), got \(2,\)"),
+        ({"rewards": [1.0]}, r"^rewards: expected shape \(\), got \(1,\)"),
+        ({"rewards": [1.0], "terminated": [False]}, r"^rewards: expected shape \(\), got \(1,\)"),
+        ({"rewards": [1.0], "observations": [0.1]}, r"^rewards and terminated: .* got \(1,\) and \(\)"),
+    ],
 )
-def test_rewards_and_flags_of_different_shapes_are_both_named(changes, shapes):
-    with pytest.raises(ValueError, match=rf"^rewards and terminated: expected equal shapes, got {shapes}"):
+def test_rewards_and_flags_of_different_shapes_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
         pack(spec_of(), **changes)
+
+
+@pytest.mark.parametrize("names", [("rewards",), ("terminated",), ("rewards", "terminated")])
+@pytest.mark.parametrize("n", [1, 4])
+def test_rewards_and_flags_in_a_column_are_named_not_the_observations(names, n):
+    x = np.zeros((n, 3))
+    fields = {"observations": x, "next_observations": x, "actions": np.zeros(n, int)}
+    fields |= {name: np.zeros((n, 1) if name in names else n) for name in ("rewards", "terminated")}
+    with pytest.raises(ValueError, match=rf"^{names[0]}: expected shape \({n},\), got \({n}, 1\)"):
+        pack(spec_of(), **fields)
 
 
 def test_number_of_rows_must_agree():
