@@ -107,6 +107,10 @@ class Layout:
         keys.check(example)
         if example.ndim != 1:
             raise ValueError(f"data: expected single transitions, got items of shape {tuple(example.shape[1:])}")
+        for name, key, kind in (("reward", keys.reward, "number"), ("terminated", keys.terminated, "flag")):
+            shape = tuple(example.get(next_of(key)).shape[1:])
+            if math.prod(shape) != 1:
+                raise ValueError(f"{name}: expected one {kind} per transition, got shape {shape}")
         self.keys = keys
         specs = {key: _entry_spec(observation_spec, key, "observation_spec") for key in keys.observations}
         specs[keys.action] = _entry_spec(action_spec, keys.action, "action_spec")

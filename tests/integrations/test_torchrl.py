@@ -1685,6 +1685,14 @@ def test_storages_of_trajectories_are_refused(wrap):
         buffer.sample()
 
 
+@pytest.mark.parametrize("name", ["reward", "terminated"])
+def test_several_rewards_or_flags_of_a_transition_are_refused(wrap, name):
+    data = numbered(20)
+    data["next", name] = data["next", name].expand(20, 2).clone()
+    with pytest.raises(ValueError, match=rf"^{name}: expected one \w+ per transition, got shape \(2,\)"):
+        wrap().extend(data)
+
+
 def test_unsupported_specs_are_named(wrap):
     spec = MultiOneHot([2, 3])
     buffer = wrap(action_spec=spec)
