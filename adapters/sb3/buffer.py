@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
@@ -78,9 +79,12 @@ def _refuse_unknown(cls: type[SynthERBuffer], names: Iterable[str]) -> None:
     ]
     known = dict.fromkeys(one.name for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
     del known["self"]
+    written = SynthERBuffer if cls is SynthERDictBuffer else cls
+    of_goals = inspect.signature(HerReplayBuffer.__init__).parameters
     for name in names:
         if name not in known:
-            raise TypeError(f"{cls.__name__}: unknown option {name!r}; {expected_names(name, known)}")
+            right = "it is one of SynthERHerBuffer" if name in of_goals else expected_names(name, known)
+            raise TypeError(f"{written.__name__}: unknown option {name!r}; {right}")
 
 
 class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):

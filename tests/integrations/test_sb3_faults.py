@@ -215,13 +215,21 @@ class Camera(gym.Env):
     ("algorithm", "task", "options", "message"),
     [
         (SAC, "Pendulum-v1", {"real_ration": 0.5}, "SynthERBuffer: unknown option 'real_ration'; did you mean"),
-        (SAC, "Pendulum-v1", {"n_sampled_goal": 4}, "unknown option 'n_sampled_goal'; expected one of buffer_size,"),
+        (SAC, "Pendulum-v1", {"n_sampled_goal": 4}, "unknown option 'n_sampled_goal'; it is one of SynthERHerBuffer"),
+        (SAC, "Pendulum-v1", {"goals": 4}, "unknown option 'goals'; expected one of buffer_size,"),
         (DQN, "CartPole-v1", {"presett": "tiny"}, "unknown option 'presett'"),
     ],
 )
 def test_unknown_options_are_refused_with_similar_names(algorithm, task, options, message):
     with pytest.raises(TypeError, match=message):
         algorithm("MlpPolicy", task, replay_buffer_class=SynthERBuffer, replay_buffer_kwargs=options)
+
+
+def test_unknown_options_of_a_buffer_of_goals_name_the_class_that_was_passed():
+    goals = spaces.Dict({key: CAMERA for key in ("observation", "achieved_goal", "desired_goal")})
+    for name in ("goal_selection_strategy", "copy_info_dict"):
+        with pytest.raises(TypeError, match=rf"^SynthERBuffer: .*{name}.* SynthERHerBuffer"):
+            SynthERBuffer(100, goals, spaces.Discrete(2), "cpu", **{name: True})
 
 
 def test_images_are_refused_when_the_buffer_is_made_and_taken_by_plain_replay(tmp_path):
