@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from synther_replay.common.checks import check_hook, received, whole_number
-from synther_replay.common.short_forms import default_preset
+from synther_replay.common.short_forms import default_preset, expected_names
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.generator import DiffusionGenerator
@@ -125,6 +126,35 @@ class SourceOptions:
             refit=self.refit,
             lag=self.lag,
         )
+
+
+def refuse_unknown(
+    cls: type[Any],
+    names: Iterable[str],
+    *,
+    named: type[Any] | None = None,
+    elsewhere: Mapping[str, type[Any]] | None = None,
+) -> None:
+    """Raise `TypeError` for names that neither `cls` nor a class that it extends has as an argument.
+
+    Args:
+        cls: The class that got the options.
+        names: Their names.
+        named: The class that the error names. None: `cls`.
+        elsewhere: Classes with other arguments, by the name of the class to use for these.
+    """
+    known = dict.fromkeys(name for base in cls.__mro__ if "__init__" in vars(base) for name in _arguments(base))
+    for name in names:
+        if name not in known:
+            right = next((other for other, base in (elsewhere or {}).items() if name in _arguments(base)), None)
+            hint = expected_names(name, known) if right is None else f"it is one of {right}"
+            raise TypeError(f"{(named or cls).__name__}: unknown option {name!r}; {hint}")
+
+
+def _arguments(cls: type[Any]) -> list[str]:
+    """Return the names of the arguments of the constructor that `cls` itself defines."""
+    arguments = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+    return [one.name for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def make_generator(value: Any, spec: TransitionSpec, *, device: torch.device, seed: int) -> DiffusionGenerator:

@@ -6,8 +6,7 @@ buffer; only `sample` differs.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,16 @@ from synther_replay.adapters.sb3.goals import split_goal
 from synther_replay.adapters.sb3.latents import LatentRows
 from synther_replay.adapters.sb3.rows import RealRows
 from synther_replay.common.checks import resolve_device, whole_number
-from synther_replay.common.short_forms import expected_names
 from synther_replay.data.spec import DISCOUNT
 from synther_replay.data.transitions import TransitionSpec
-from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import (
+    AdjustableOptions,
+    GeneratorOption,
+    RelevanceOption,
+    ScheduleOption,
+    SourceOptions,
+    refuse_unknown,
+)
 from synther_replay.replay.latents import Latents
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -67,24 +72,6 @@ def transition_spec(
         return TransitionSpec.from_spaces(observation_space, action_space, discount=n_steps > 1)
     without_goal, goal = split_goal(observation_space)
     return TransitionSpec.from_spaces(without_goal, action_space, extra=goal)
-
-
-def _refuse_unknown(cls: type[SynthERBuffer], names: Iterable[str]) -> None:
-    """Raise `TypeError` for names that neither `cls` nor a class that it extends has as an argument."""
-    arguments = [
-        argument
-        for base in cls.__mro__
-        if "__init__" in vars(base)
-        for argument in inspect.signature(vars(base)["__init__"]).parameters.values()
-    ]
-    known = dict.fromkeys(one.name for one in arguments if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
-    del known["self"]
-    written = SynthERBuffer if cls is SynthERDictBuffer else cls
-    of_goals = inspect.signature(HerReplayBuffer.__init__).parameters
-    for name in names:
-        if name not in known:
-            right = "it is one of SynthERHerBuffer" if name in of_goals else expected_names(name, known)
-            raise TypeError(f"{written.__name__}: unknown option {name!r}; {right}")
 
 
 class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
@@ -169,7 +156,8 @@ class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
         **storage: Any,
     ) -> None:
         """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
-        _refuse_unknown(type(self), storage)
+        written = SynthERBuffer if type(self) is SynthERDictBuffer else None
+        refuse_unknown(type(self), storage, named=written, elsewhere={"SynthERHerBuffer": HerReplayBuffer})
         if optimize_memory_usage and (real_ratio != 1.0 or encoder is not None):
             raise ValueError(
                 "optimize_memory_usage: True requires real_ratio=1 and no encoder, because it overwrites next "

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError
-from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import (
+    AdjustableOptions,
+    GeneratorOption,
+    RelevanceOption,
+    ScheduleOption,
+    SourceOptions,
+    refuse_unknown,
+)
 from synther_replay.replay.batch import synthetic_mask
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -70,6 +77,7 @@ class SynthERMemory(AdjustableOptions, RandomMemory):
         **memory: Any,
     ) -> None:
         """Check the arguments and create an empty memory."""
+        refuse_unknown(type(self), memory)
         super().__init__(**memory)
         self._options = SourceOptions(
             real_ratio=real_ratio,

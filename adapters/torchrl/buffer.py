@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 from tensordict import TensorDictBase
@@ -33,7 +33,14 @@ from synther_replay.adapters.torchrl.rows import (
 )
 from synther_replay.common.checks import resolve_device
 from synther_replay.common.trees import on_cpu
-from synther_replay.options import AdjustableOptions, GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import (
+    AdjustableOptions,
+    GeneratorOption,
+    RelevanceOption,
+    ScheduleOption,
+    SourceOptions,
+    refuse_unknown,
+)
 from synther_replay.persistence.checkpoint import load_checkpoint
 from synther_replay.replay.refitting import RefitReport
 from synther_replay.replay.source import SyntheticSource
@@ -121,8 +128,10 @@ class SynthERReplayBuffer(AdjustableOptions, Forwarding):
         relevance: RelevanceOption = None,
         refit: str = "inline",
         lag: int | None = None,
+        **unknown: Never,
     ) -> None:
         """Check the arguments; the rest is checked when the first data arrive."""
+        refuse_unknown(type(self), unknown)
         if not isinstance(real, ReplayBuffer):
             raise TypeError(f"real: expected a replay buffer of TorchRL, got {type(real).__name__}")
         if isinstance(real, RayReplayBuffer):

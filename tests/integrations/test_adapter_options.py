@@ -32,6 +32,15 @@ def test_a_lag_without_refits_in_the_background_is_refused(make: Callable[..., A
         make(lag=20, schedule=SCHEDULE)
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(sb3_buffer, "SynthERBuffer"), (torchrl_buffer, "SynthERReplayBuffer"), (skrl_memory, "SynthERMemory")],
+)
+def test_a_misspelt_option_is_named_with_the_right_one(make: Callable[..., Any], name: str):
+    with pytest.raises(TypeError, match=f"^{name}: unknown option 'real_ration'; did you mean 'real_ratio'"):
+        make(real_ration=0.3)
+
+
 def test_refits_of_corl_in_the_background_need_a_schedule():
     with pytest.raises(ValueError, match="refit: 'background' requires a schedule"):
         corl_buffer(refit="background")
