@@ -188,6 +188,8 @@ class SynthERMemory(AdjustableOptions, RandomMemory):
             {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
             for tensors in (state["tensors"], self.tensors)
         )
+        if shapes and not expected:
+            raise CheckpointError("state: the memory has no tensors yet; make the agent, which creates them, then load")
         if shapes != expected:
             raise CheckpointError(f"state: tensors: got {shapes}, expected {expected}")
         if state["source"] is not None:

@@ -314,6 +314,13 @@ def test_a_state_of_other_tensors_is_refused_and_changes_nothing():
     assert torch.equal(memory.tensors["rewards"].nan_to_num(), before.nan_to_num())
 
 
+def test_a_memory_without_tensors_loads_no_state():
+    memory = SynthERMemory(memory_size=50, device="cpu")
+    with pytest.raises(CheckpointError, match="no tensors yet; make the agent"):
+        memory.load_state_dict(make(20, generator=TINY).state_dict())
+    memory.load_state_dict(memory.state_dict())  # without tensors, too
+
+
 def test_reset_removes_all_rows_and_keeps_the_model():
     memory = make()
     memory.sample(NAMES, batch_size=4)
