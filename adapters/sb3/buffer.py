@@ -6,6 +6,7 @@ buffer; only `sample` differs.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,7 @@ class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
     ) -> None:
         """Check the arguments and create an empty buffer; `storage` goes to SB3's class."""
         written = SynthERBuffer if type(self) is SynthERDictBuffer else None
+        device = _device(device)
         refuse_unknown(type(self), storage, named=written, elsewhere={"SynthERHerBuffer": HerReplayBuffer})
         if optimize_memory_usage and (real_ratio != 1.0 or encoder is not None):
             raise ValueError(
@@ -176,7 +178,7 @@ class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
             raise TypeError(f"scaled_actions: expected True or False, got {scaled_actions!r}")
         latents = None
         if encoder is not None:
-            latents = Latents(encoder, observation_space, resolve_device(get_device(device)))
+            latents = Latents(encoder, observation_space, device)
         spec = transition_spec(
             observation_space if latents is None else latents.space,
             action_space,
@@ -254,10 +256,10 @@ class SynthERBuffer(AdjustableOptions, NStepReplayBuffer):
     @device.setter
     def device(self, device: torch.device | str) -> None:
         if hasattr(self, "source"):
-            self.source.to(get_device(device))
+            self.source.to(_device(device))
             self._real.to(self.source.device)
         else:  # called by SB3's constructor
-            self._first_device: torch.device = resolve_device(get_device(device))
+            self._first_device: torch.device = _device(device)
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: list[dict[str, Any]]) -> None:
         """Add one transition per environment, as in SB3.
@@ -411,6 +413,13 @@ class SynthERDictBuffer(SynthERBuffer, DictReplayBuffer):
 
     def _entry(self, key: str, columns: Tensor) -> Tensor:
         return _copy(columns.reshape(-1, *self.obs_shape[key]), self.observations[key].dtype)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    """Return the device that SB3 chooses; raise ValueError if it does not exist."""
+    with contextlib.suppress(RuntimeError, TypeError):  # `resolve_device` says what is wrong
+        device = get_device(device)
+    return resolve_device(device)
 
 
 def _copy(values: Tensor, dtype: Any = np.float32) -> Tensor:

@@ -97,9 +97,21 @@ def resolve_device(device: torch.device | str) -> torch.device:
         raise ValueError(f"device: expected 'auto' or a torch device, got {device!r}") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: got {device!r}, but CUDA is not available")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device: got {device!r}, but there are {torch.cuda.device_count()} GPUs")
+    if resolved.type not in ("cpu", "cuda"):
+        _check_other(resolved)
     if resolved.type == "cuda" and resolved.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return resolved
+
+
+def _check_other(device: torch.device) -> None:
+    """Raise ValueError for a device that is neither CPU nor CUDA and cannot hold numbers here."""
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:  # which one depends on the device
+        raise ValueError(f"device: got {str(device)!r}, which PyTorch cannot compute on here") from error
 
 
 def device_or_cpu(device: torch.device) -> torch.device:

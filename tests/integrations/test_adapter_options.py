@@ -60,6 +60,16 @@ def test_torchrl_refuses_what_the_first_rows_would_tell(options: dict[str, Any],
         torchrl_buffer(**options)
 
 
+@pytest.mark.parametrize("device", ["toaster", "meta"])
+@pytest.mark.parametrize("real_ratio", [0.5, 1.0])
+def test_stable_baselines3_refuses_devices_that_do_not_exist(device: str, real_ratio: float):
+    pytest.importorskip("stable_baselines3")
+    from synther_replay.adapters.sb3 import SynthERBuffer
+
+    with pytest.raises(ValueError, match=f"device: .*{device}"):
+        SynthERBuffer(100, OBSERVATIONS, ACTIONS, device, real_ratio=real_ratio)
+
+
 class WithoutRows:
     """Its `fit` takes no transitions."""
 

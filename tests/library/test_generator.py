@@ -751,10 +751,25 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
 def test_auto_is_the_current_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == torch.device("cuda:1")
     assert resolve_device("cuda") == torch.device("cuda:1")
     assert resolve_device("cuda:0") == torch.device("cuda:0")
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
+    with pytest.raises(ValueError, match="device: got 'cuda:2', but there are 2 GPUs"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "gpu", 3])
+def test_devices_that_cannot_compute_here_are_refused(device: str) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("can compute here")
+    if device == 3 and torch.cuda.device_count() > 3:
+        pytest.skip("can compute here")
+    with pytest.raises(ValueError, match=f"device: .*got '?{device}"):
+        resolve_device(device)
+    with pytest.raises(ValueError, match=f"device: .*got '?{device}"):
+        DiffusionGenerator(SPEC, GeneratorConfig.tiny(), device=device)
 
 
 def test_moving_to_the_same_device_changes_nothing() -> None:
