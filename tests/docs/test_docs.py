@@ -6,12 +6,15 @@ signatures only.
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from synther_replay import SyntheticReplayBuffer
 
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("torchrl")
@@ -55,3 +58,10 @@ def test_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
     assert links
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_options_of_an_own_loop_are_those_of_the_buffer():
+    _, _, table = (ROOT / "docs" / "own-loop.md").read_text().partition("\n## Options\n")
+    rows = re.findall(r"^\| (`[^|]*) \|", table.partition("\n## ")[0], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(set(inspect.signature(SyntheticReplayBuffer).parameters) - {"real"})
