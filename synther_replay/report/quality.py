@@ -15,6 +15,7 @@ from synther_replay.persistence.atomic import replacing
 from synther_replay.report.comparison import Comparison
 from synther_replay.report.measures import Measures, measure
 from synther_replay.report.page import page
+from synther_replay.report.remarks import remarks
 
 _HEIGHT = 800  # of the page in a notebook, in pixels
 
@@ -103,6 +104,11 @@ class QualityReport:
         """Whether no threshold is missed."""
         return self.fidelity.passed
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is worth knowing and not part of the verdict, such as copies of real rows; a sentence each."""
+        return remarks(self.measures)
+
     @cached_property
     def html(self) -> str:
         """The page: one file without links to others.
@@ -123,7 +129,11 @@ class QualityReport:
         """Return the numbers as JSON values: those of `Fidelity`, and what the page adds to them."""
         measures = self.measures
         values = self.fidelity.to_json()
-        values |= {"seed": measures.seed, "settings": {title: dict(group) for title, group in self.settings.items()}}
+        values |= {
+            "remarks": self.remarks,
+            "seed": measures.seed,
+            "settings": {title: dict(group) for title, group in self.settings.items()},
+        }
         if (closest := measures.nearest) is not None:
             shares = {"copies": closest.copies, "copies_baseline": closest.copies_baseline, "near": closest.near}
             values["nearest"] = shares | {"held_out": closest.held_out, **_quantiles(closest.compared())}

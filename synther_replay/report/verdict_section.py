@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from synther_replay.metrics.report import ColumnFidelity
 from synther_replay.metrics.verdict import overall_checks
 from synther_replay.report.measures import Measures
+from synther_replay.report.remarks import remarks
 from synther_replay.report.text import cell, escaped, number, percent, table
 
 _REASONS = 5  # shown at once; the others unfold
-_MANY_COPIES = 0.1  # share of exact copies, beyond that among other real rows, to be remarked on
-_LARGE_ERROR = 0.01  # dynamics error, in shares of that of a constant guess, to be remarked on
 _OVERALL = {
     "marginal": "the mean of the marginals",
     "correlation": "the mean of the correlations",
@@ -44,32 +41,7 @@ def verdict_section(measures: Measures) -> str:
 
 
 def _remarks(measures: Measures) -> str:
-    """What the verdict, which knows neither a simulator nor, usually, held-out rows, does not say."""
-    return _remark_on_copies(measures) + _remark_on_dynamics(measures)
-
-
-def _remark_on_copies(measures: Measures) -> str:
-    closest = measures.nearest
-    if closest is None or not closest.copies - closest.copies_baseline > _MANY_COPIES:
-        return ""
-    return (
-        f"<p>Not part of the verdict: {percent(closest.copies)} of the synthetic rows equal a real row; of other real "
-        f"rows, {percent(closest.copies_baseline)} do.</p>"
-    )
-
-
-def _remark_on_dynamics(measures: Measures) -> str:
-    if measures.dynamics is None:
-        return ""
-    relative = measures.dynamics.next_observation.synthetic["median"] / (
-        measures.dynamics.variance_next_observation or math.nan
-    )
-    if not relative > _LARGE_ERROR:
-        return ""
-    return (
-        f"<p>Not part of the verdict: in {escaped(measures.dynamics.simulator)}, the squared error of a synthetic next "
-        f"observation is {percent(relative)} of that of a constant guess.</p>"
-    )
+    return "".join(f"<p>Not part of the verdict: {escaped(remark)}</p>" for remark in remarks(measures))
 
 
 def _reasons(failures: list[str]) -> str:

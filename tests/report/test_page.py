@@ -45,6 +45,18 @@ def test_copies_are_remarked_on_without_held_out_rows(rows) -> None:
     assert "Not part of the verdict" not in fresh
 
 
+def test_rows_whose_columns_do_not_belong_together_are_remarked_on() -> None:
+    rng = torch.Generator().manual_seed(0)
+    state, action = torch.randn(2, 3_000, 3, generator=rng), torch.randn(2, 3_000, 1, generator=rng)
+    real, other = torch.cat((state, action, state * action.sign()), 2)
+    torn = torch.cat((other[:, :4], other[torch.randperm(3_000, generator=rng), 4:]), 1)  # no column correlates
+    assert report(real, other).remarks == []
+    found = report(real, torn)
+    (remark,) = found.remarks
+    assert "of another row" in remark and remark in text_of(found.html)
+    assert found.passed and found.to_json()["remarks"] == found.remarks
+
+
 def test_columns_are_listed_worst_first_and_all_can_be_chosen(rows) -> None:
     page = report(rows(500, 0), rows(500, 1, shift=3), names=["speed", "b", "c", "d"]).html
     options = re.findall(r'<option value="(\d+)">(.*?)</option>', page)

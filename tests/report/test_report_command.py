@@ -72,6 +72,12 @@ def test_the_verdict_is_printed_in_the_log_of_a_job_too(files, run) -> None:
     assert run(files["real"], files["bad"]).stdout.startswith("report.html: failed\n  observation[")
 
 
+def test_remarks_are_printed_below_the_verdict(files, run) -> None:
+    done = run(files["real"], files["real"])
+    first, *rest = done.stdout.splitlines()
+    assert "passed" in first and any("equal a real row" in line for line in rest)
+
+
 def test_check_fails_by_the_verdict(files, run) -> None:
     assert run(files["real"], files["good"], "--check").exit_code == 0
     done = run(files["real"], files["bad"], "--check")

@@ -137,6 +137,7 @@ def _settings(
 
 def _verdict(made: QualityReport, target: Path | None) -> str:
     place = "" if target is None else f"{target}: "
-    if made.passed:
-        return f"{place}passed, all {len(made.fidelity.columns)} columns"
-    return f"{place}failed\n" + "\n".join(f"  {reason}" for reason in made.fidelity.failures[:5])
+    verdict = f"passed, all {len(made.fidelity.columns)} columns" if made.passed else "failed"
+    reasons = [f"  {reason}" for reason in made.fidelity.failures[:5]]
+    notes = [f"  not part of the verdict: {remark}" for remark in made.remarks]
+    return "\n".join([f"{place}{verdict}", *reasons, *notes])
