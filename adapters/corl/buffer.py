@@ -87,6 +87,8 @@ class ReplayBuffer:
         lag: See `refit`.
     """
 
+    _told_of_real = False  # whether a batch was drawn, and told to be real if `upsample` was not called
+
     def __init__(
         self,
         state_dim: int,
@@ -346,6 +348,8 @@ class ReplayBuffer:
     def _draw(self, batch_size: int) -> Tensor:
         """Draw the rows of a batch, ``(batch_size, dim)``; the caller owns them."""
         source, drawn = self._source, None
+        if not self._told_of_real and self.real_ratio < 1 and self._options.schedule == _NEVER:
+            self._tell_of_real_rows(0 if source is None else len(source.store))
         if source is not None:
             if self._endless and self._used >= len(source.store):
                 self._regenerate(source)
@@ -359,6 +363,16 @@ class ReplayBuffer:
         index = np.random.randint(0, len(self), size=count)  # the global random state, as in CORL's buffer
         real = self._ring.rows_at(torch.from_numpy(index).to(self._ring.device))
         return real if drawn is None else drawn[0].rows.index_copy_(0, drawn[1], real)
+
+    def _tell_of_real_rows(self, synthetic: int) -> None:
+        """Warn at the first batch if `upsample` was not called: an experiment without synthetic rows looks the same."""
+        self._told_of_real = True
+        if not synthetic:
+            warnings.warn(
+                "sample: all rows are real, because upsample was not called; set real_ratio=1 if that is meant",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _regenerate(self, source: SyntheticSource) -> None:
         """Replace the synthetic rows by new ones of the same model; keep them if that fails."""

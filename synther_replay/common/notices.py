@@ -28,8 +28,9 @@ class Notices:
         return True
 
     def warn_of(self, error: Exception, count: int, message: str, *, stacklevel: int = 1) -> None:
-        """Warn with the error at the end of the message; errors that differ in numbers alone are one subject."""
-        cause = f"{type(error).__name__}: {error}"
+        """Warn with the error and its notes at the end; errors that differ in numbers alone are one subject."""
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        cause = f"{type(error).__name__}: {error}{notes}"
         kind = re.sub(r"\d[\d,.]*", "", cause)  # amounts of memory differ, for example
         self.warn(kind, count, f"{message}. {cause}", stacklevel=stacklevel + 1)
 

@@ -308,7 +308,11 @@ class SyntheticRows:
     def _call_hook(self, report: RefitReport) -> None:
         """Call `on_refit` with a report, and with the source if it takes that."""
         hook: Any = self.on_refit
-        hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+        try:
+            hook(report, self) if getattr(hook, "takes_source", False) else hook(report)
+        except Exception as error:
+            error.add_note("raised by on_refit, which undoes the refit")
+            raise
 
     def usable_transitions(self) -> Transitions:
         """Return the real transitions without invalid rows (NaN, infinity), with actions clipped to their space.

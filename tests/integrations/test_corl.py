@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -144,6 +145,24 @@ def test_parts_of_a_batch_do_not_share_memory():
 def test_batch_of_nothing_is_refused(size):
     with pytest.raises(ValueError, match=f"batch_size.*{size}"):
         filled().sample(size)
+
+
+def test_batches_without_upsample_are_told_to_be_real_once():
+    buffer = filled()
+    with pytest.warns(RuntimeWarning, match="upsample was not called"):
+        buffer.sample(8)
+    for told in (buffer, filled(real_ratio=1.0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            told.sample(8)
+
+
+def test_upsampled_batches_tell_nothing(fake):
+    buffer = filled(generator=fake)
+    buffer.upsample(50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buffer.sample(8)
 
 
 def test_empty_buffer_cannot_be_sampled_or_upsampled():
