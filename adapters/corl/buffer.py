@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from synther_replay.common.trees import on_cpu
 from synther_replay.config import GeneratorConfig
 from synther_replay.data.transitions import Transitions, TransitionSpec
 from synther_replay.errors import CheckpointError, is_out_of_memory
-from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions
+from synther_replay.options import GeneratorOption, RelevanceOption, ScheduleOption, SourceOptions, refuse_unknown
 from synther_replay.protocols import Generator
 from synther_replay.replay.background import is_background
 from synther_replay.replay.mixing import check_real_ratio
@@ -106,8 +106,10 @@ class ReplayBuffer:
         relevance: RelevanceOption = None,
         refit: str = "inline",
         lag: int | None = None,
+        **unknown: Never,
     ) -> None:
         """Make an empty buffer."""
+        refuse_unknown(type(self), unknown)
         self._shape = whole_number("state_dim", state_dim), whole_number("action_dim", action_dim)
         if max_action is not None and not (isinstance(max_action, Real) and 0 < max_action < math.inf):
             raise ValueError(f"max_action: expected a positive number, got {max_action!r}")

@@ -34,7 +34,12 @@ def test_a_lag_without_refits_in_the_background_is_refused(make: Callable[..., A
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(sb3_buffer, "SynthERBuffer"), (torchrl_buffer, "SynthERReplayBuffer"), (skrl_memory, "SynthERMemory")],
+    [
+        (sb3_buffer, "SynthERBuffer"),
+        (torchrl_buffer, "SynthERReplayBuffer"),
+        (skrl_memory, "SynthERMemory"),
+        (corl_buffer, "ReplayBuffer"),
+    ],
 )
 def test_a_misspelt_option_is_named_with_the_right_one(make: Callable[..., Any], name: str):
     with pytest.raises(TypeError, match=f"^{name}: unknown option 'real_ration'; did you mean 'real_ratio'"):
