@@ -48,7 +48,7 @@ _NUMBERS = {
     **dict.fromkeys(
         ("learning_rate", "gamma", "target_speed", "temperature", "temperature_rate", "reset_share"), _POSITIVE
     ),
-    **dict.fromkeys(("weight_decay", "max_caution", "average_speed"), (0.0, "a positive number or 0")),
+    **dict.fromkeys(("weight_decay", "max_caution"), (0.0, "a positive number or 0")),
 }  # least value, and words for a message
 
 
@@ -80,7 +80,6 @@ class Hyperparameters:
         reset_at: Environment steps after which the networks are reset, and again each time that there are twice as
             many; 0: never.
         reset_share: How far a reset moves the networks towards new weights; with 1 the temperature starts again too.
-        average_speed: Step size of an average of the policy, which is evaluated in its place; 0: none.
     """
 
     critics: int = 2
@@ -103,7 +102,6 @@ class Hyperparameters:
     temperature_rate: float | None = None
     reset_at: int = 0
     reset_share: float = 1.0
-    average_speed: float = 0.0
 
     def __post_init__(self) -> None:
         """Validate all values."""
@@ -120,9 +118,8 @@ class Hyperparameters:
         for name in ("layer_norm", "alternating", "feature_norm", "normalise_observations", "bounded"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        for name in ("reset_share", "average_speed"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name}: expected at most 1, got {getattr(self, name)!r}")
+        if self.reset_share > 1:
+            raise ValueError(f"reset_share: expected at most 1, got {self.reset_share!r}")
         if self.reset_share < 1 and not self.reset_at:
             raise ValueError("reset_share: nothing is reset without reset_at")
         if self.gamma >= 1:
@@ -189,7 +186,6 @@ class StackedSAC(CapturedLearner):
             target_speed=settings.target_speed,
         )
         self.policy = Adam(policy, settings.learning_rate)
-        self.average = policy.clone() if settings.average_speed else policy
         self.log_alpha = Adam(self._initial_log_alpha(), settings.temperature_rate or settings.learning_rate)
         # Not part of the state: `prepare` computes them from the real rows.
         shift = torch.zeros(self.agents, spec.observation_dim, device=self.device)
@@ -244,7 +240,6 @@ class StackedSAC(CapturedLearner):
             tensor.zero_()
         self.values.copy_(values)
         self.policy.parameters.copy_(policy)
-        self.average.copy_(policy)
         self.log_alpha.parameters.copy_(log_alpha)
         self._after_load()
 
@@ -319,8 +314,8 @@ class StackedSAC(CapturedLearner):
         return forward(Layers.of(self.policy.parameters, self.policy_shape), x)
 
     def policy_weights(self) -> Layers:
-        """A copy of the policies to evaluate on the CPU, for observations as they are; see `policy.policies_of`."""
-        layers = Layers.of(self.average.to("cpu", copy=True), self.policy_shape)
+        """A copy of the policies on the CPU, for observations as they are; see `policy.policies_of`."""
+        layers = Layers.of(self.policy.parameters.to("cpu", copy=True), self.policy_shape)
         if self._scaling:
             fold(layers["w1"], *(part.cpu() for part in self._scaling))
         return layers
@@ -329,8 +324,7 @@ class StackedSAC(CapturedLearner):
         parts = {"policy": self.policy, "critic": self.critic, "log_alpha": self.log_alpha}
         moments = {f"{name}.{key}": t for name, part in parts.items() for key, t in part.tensors().items()}
         caution = {"caution": self.critics.caution} if self.settings.max_caution else {}
-        average = {"average": self.average} if self.settings.average_speed else {}
-        return {**moments, "target": self.target, "environment_steps": self.environment_steps, **caution, **average}
+        return {**moments, "target": self.target, "environment_steps": self.environment_steps, **caution}
 
     def _after_load(self) -> None:
         self.critics.refresh()
@@ -348,10 +342,7 @@ class StackedSAC(CapturedLearner):
         d_out = policy_gradient(out, noise, actions, d_inputs[..., spec.actions], alpha, batch, LOG_STD)
         backward(Layers.of(self.policy.parameters, self.policy_shape), kept, d_out, self._policy_gradient())
         rates = self.policy.rates(self.environment_steps, 1)[0]
-        if settings.average_speed:
-            self.policy.step_with_target(rates, self.average, settings.average_speed)
-        else:
-            self.policy.step(rates)
+        self.policy.step(rates)
         alpha_gradient(log_prob, self.target_entropy, self.log_alpha.gradient)
         self.log_alpha.step(self.log_alpha.rates(self.environment_steps, 1)[0])
 

@@ -236,27 +236,6 @@ def test_other_critics_are_updated_like_those_of_a_plain_agent(options):
 
 
 @pytest.mark.usefixtures("double_precision")
-def test_the_average_of_the_policy_follows_it_and_is_what_is_evaluated():
-    learner, plain = stacked(2, average_speed=0.25), stacked(2)
-    expected = learner.policy.parameters.clone()
-    assert torch.equal(learner.average, expected)
-    for block in range(3):
-        problem = random_rows(2, UPDATES, BATCH, seed=block), *randomness(2, 2, seed=block)
-        for each in (learner, plain):
-            each.update(*problem)
-        expected.lerp_(plain.policy.parameters, 0.25)
-    assert torch.equal(learner.policy.parameters, plain.policy.parameters)  # it learns as before
-    torch.testing.assert_close(learner.average, expected)
-    evaluated = Layers.of(expected, learner.policy_shape)
-    torch.testing.assert_close(learner.policy_weights()["w2"], evaluated["w2"])
-    other = stacked(2, average_speed=0.25, seed=1)
-    other.load_state_dict(learner.state_dict())
-    assert torch.equal(other.average, learner.average)
-    learner.reset(1)
-    assert torch.equal(learner.average, learner.policy.parameters)
-
-
-@pytest.mark.usefixtures("double_precision")
 def test_targets_are_bounded_by_the_rewards_so_far():
     learner = stacked(2, bounded=True, temperature=0.1)
     for step in range(3):
@@ -341,8 +320,6 @@ def test_normalised_observations_are_those_of_all_real_rows():
         ({"target_critics": 3}, "target_critics"),
         ({"max_caution": 1.0, "target_critics": 1}, "max_caution"),
         ({"bounded": 1}, "bounded"),
-        ({"average_speed": -0.1}, "average_speed"),
-        ({"average_speed": 1.5}, "average_speed"),
         ({"learning_rate": "1"}, "learning_rate"),
     ],
 )
